@@ -174,9 +174,7 @@ def upper_probability(pi: Possibility, event_mask: Tensor) -> Tensor:
     if event_mask.dtype != torch.bool:
         raise ValueError(f"event_mask must be boolean, True for the classes of the event, got {event_mask.dtype}")
     if event_mask.shape[-1] != pi_K.shape[-1]:
-        raise ValueError(
-            f"event_mask must have one entry a class, {pi_K.shape[-1]}, got {event_mask.shape[-1]}"
-        )
+        raise ValueError(f"event_mask must have one entry a class, {pi_K.shape[-1]}, got {event_mask.shape[-1]}")
     return pi_K.where(event_mask, 0).amax(-1)
 
 
@@ -199,9 +197,7 @@ def as_dense(pi: Possibility, dtype: torch.dtype | None = None) -> Tensor:
 def check_classes(tensor: Tensor, name: str) -> None:
     """Refuse a tensor that has no rows or fewer than two classes in its last dimension."""
     if tensor.ndim < 1 or tensor.shape[-1] < 2:
-        raise ValueError(
-            f"{name} must end in a dimension of at least 2 classes, got shape {tuple(tensor.shape)}"
-        )
+        raise ValueError(f"{name} must end in a dimension of at least 2 classes, got shape {tuple(tensor.shape)}")
     if math.prod(tensor.shape[:-1]) == 0:
         raise ValueError(f"{name} is an empty batch: it has shape {tuple(tensor.shape)}, expected a row or more")
 
