@@ -1,0 +1,453 @@
+r"""From scores to guarantees: p-values, possibility degrees and prediction sets by conformal prediction.
+
+Held-out labeled items, the *calibration set*, tell which scores true labels have. With their scores alpha_1,
+..., alpha_L a candidate class y of a new item gets the p-value (eq. pvalue of the paper)::
+
+    p(y) = ( #{ i : alpha_i >= alpha(y) } + 1 ) / (L + 1)
+
+If the calibration items and the new one are exchangeable (in whatever order they come, they are equally
+likely), the rank of alpha(Y) among the L + 1 scores is uniform; ties only raise p(Y). Therefore, for every
+delta, whatever the model, the score and the distribution::
+
+    P( p(Y) <= delta ) <= delta
+
+where the calibration set is drawn anew as well. Possibility degrees (``ccssl.credal.possibility``) are raised
+p-values and inherit the bound; so do the prediction sets Gamma_delta = { y : p(y) >= delta }, which miss Y
+with probability at most delta. What makes it void: calibration items that the model was trained on, that come
+from another source, or that went through another preprocessing.
+
+The p-values cannot fall below the floor 1 / (L + 1): with 9 calibration items no class can be excluded at
+delta = 0.1. Without any item every p-value is 1: nothing is known.
+
+*Computation.* The scores are sorted once. A count #{alpha_i >= alpha} is then L minus one binary search, for
+all items and classes at once. Counts are integers; p-values, ``Levels`` and sets are read off them, each with
+at most one rounding. Scores are computed in float64 where the calibration probabilities were float64, else
+in float32, always the same way, so that an item equal to a calibration item ties with it.
+
+*Class-conditional* (``group="label"``, "Mondrian"). Class y is compared with the calibration items of label y
+alone, n_y of them, and the bound holds given Y = y, for every class y::
+
+    p(y) = ( #{ i : y_i = y, alpha_i >= alpha(y) } + 1 ) / (n_y + 1)
+
+The floor is now 1 / (n_y + 1), and classes without a calibration item always have the p-value 1. All classes
+are searched at once: with r(a) = #{ i : alpha_i < a } among *all* items, alpha_i < a holds exactly if
+r(alpha_i) < r(a). The integers y_i (L + 1) + r(alpha_i), sorted, hold one ascending stretch for each class,
+in which y (L + 1) + r(alpha(y)) is looked up.
+
+*Smoothing* (``smooth=True``). Ties, and the item's tie with itself, count with the weight u, uniform on
+(0, 1], one draw an item; then P( p(Y) <= delta ) = delta exactly, and there is no floor::
+
+    p(y) = ( #{ i : alpha_i > alpha(y) } + u (#{ i : alpha_i = alpha(y) } + 1) ) / (L + 1)
+
+Shapes: N items, K classes, L calibration items.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from ccssl.conformal.scores import SCORES, Score
+from ccssl.credal.possibility import Levels, Normalization, possibility
+
+# Entries worked on at once, which bounds the extra memory. On the CPU a small chunk stays in its cache; on
+# other devices each chunk costs the launch of a dozen kernels.
+_CPU_CHUNK = 2**13
+_DEVICE_CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """How a ``Calibration`` computes: what its constructor was given."""
+
+    score: str | Score = "proportion"  # a name in SCORES, or a function like those there
+    options: Mapping[str, Any] = field(default_factory=dict)  # parameters of the score, such as gamma
+    group: Literal["label"] | None = None  # "label": each class has its own calibration items
+    smooth: bool = False  # break ties at random
+    validate: bool | None = None  # look at values; None: where that needs no read from another device
+    chunk_size: int | None = None  # entries of an (N, K) array worked on at once; None: by device
+
+    def __post_init__(self) -> None:
+        """Refuse what no calibration can be made of."""
+        if isinstance(self.score, str) and self.score not in SCORES:
+            raise ValueError(f"score must be one of {', '.join(SCORES)}, got {self.score!r}")
+        if self.group not in (None, "label"):
+            raise ValueError(f"group must be None or 'label', got {self.group!r}")
+        if self.chunk_size is not None and self.chunk_size < 1:
+            raise ValueError(f"chunk_size must be at least 1, got {self.chunk_size}")
+        known = inspect.signature(self.score_function).parameters.keys() - {
+            "probabilities",
+            "labels",
+            "uniform",
+        }
+        for name in self.options:
+            if name not in known:
+                takes = f"takes {', '.join(sorted(known))}" if known else "takes no options"
+                raise ValueError(f"score {self.score_name!r} {takes}, got {name!r}")
+
+    @property
+    def score_function(self) -> Score:
+        """The score as a function."""
+        return SCORES[self.score] if isinstance(self.score, str) else self.score
+
+    @property
+    def score_name(self) -> str:
+        """The name under which the score is known."""
+        return self.score if isinstance(self.score, str) else getattr(self.score, "__name__", repr(self.score))
+
+
+class Calibration(nn.Module):
+    """Conformal calibration of a classifier.
+
+    >>> calibration = Calibration(score="difference")
+    >>> held_out = torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.25, 0.75], [0.125, 0.875]])
+    >>> calibration.fit(held_out, torch.tensor([0, 0, 1, 0]))
+    Calibration(score='difference', size=4, classes=2)
+    >>> calibration.p_values(torch.tensor([[0.25, 0.75], [0.75, 0.25]]))
+    tensor([[0.4000, 1.0000],
+            [1.0000, 0.4000]])
+    >>> calibration.possibility(torch.tensor([[0.375, 0.625]]))
+    tensor([[0.6667, 1.0000]])
+    >>> calibration.predict_set(torch.tensor([[0.375, 0.625]]), delta=0.5)
+    tensor([[False,  True]])
+
+    Everything calibrated is in the ``state_dict`` and can be loaded into a fresh ``Calibration`` of the same
+    configuration. Nothing here has a gradient. With ``validate=False`` nothing reads from the device, ``fit``
+    included, and nothing is said about scarce classes.
+
+    Scores with draws of their own and ``smooth=True`` ask for an explicit ``generator``.
+    """
+
+    scores: Tensor  # (L,) ascending
+    class_counts: Tensor  # (K,) calibration items of each label; (0,) before fit
+    keys: Tensor | None  # (L,) ascending, for group="label": label (L + 1) + rank of the score
+
+    def __init__(
+        self,
+        score: str | Score = "proportion",
+        *,
+        group: Literal["label"] | None = None,
+        smooth: bool = False,
+        validate: bool | None = None,
+        chunk_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.config = CalibrationConfig(score, options, group, smooth, validate, chunk_size)
+        self._score = partial(self.config.score_function, **options)
+        self._draws = "uniform" in inspect.signature(self.config.score_function).parameters
+        # A dry run: a bad option is refused here, not at the first batch.
+        self._alpha(torch.tensor([[0.5, 0.5]]), None, torch.ones(1))
+        self.register_buffer("scores", torch.empty(0))
+        self.register_buffer("class_counts", torch.empty(0, dtype=torch.int64))
+        self.register_buffer("keys", torch.empty(0, dtype=torch.int64) if group == "label" else None)
+
+    @property
+    def size(self) -> int:
+        """L, the number of calibration items."""
+        return self.scores.shape[0]
+
+    @property
+    def fitted(self) -> bool:
+        """Whether there is something to compare with: ``fit`` was called or a state was loaded."""
+        return self.class_counts.shape[0] > 0
+
+    @torch.no_grad()
+    def fit(self, probabilities: Tensor, labels: Tensor, *, generator: torch.Generator | None = None) -> Self:
+        """Take the scores of the calibration items: ``probabilities`` (L, K), ``labels`` (L,).
+
+        What was fitted before is forgotten. The items must not have been trained on.
+        """
+        check_probabilities(probabilities, self._looks_at(probabilities), may_be_empty=True)
+        check_labels(labels, probabilities, self._looks_at(probabilities))
+        L, K = probabilities.shape
+        uniform_L = self._uniform(L, generator, probabilities.device) if self._draws else None
+        dtype = torch.float64 if probabilities.dtype == torch.float64 else torch.float32
+        labels = labels.long()
+        alpha_L = torch.empty(L, dtype=dtype, device=probabilities.device)
+        for rows in self._rows(probabilities):
+            uniform = None if uniform_L is None else uniform_L[rows]
+            alpha_L[rows] = self._alpha(probabilities[rows].to(dtype), labels[rows], uniform)
+        self.scores, order_L = alpha_L.sort()
+        self.class_counts = labels.new_zeros(K).scatter_add_(0, labels, torch.ones_like(labels))
+        if self.config.group == "label":
+            rank_L = torch.searchsorted(self.scores, self.scores)
+            self.keys = (labels[order_L] * (L + 1) + rank_L).sort().values
+        self._warn_of_scarcity()
+        return self
+
+    @torch.no_grad()
+    def counts(self, probabilities: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return #{alpha_i >= alpha(y)}, int32 (N, K); with ``group="label"`` among the items of label y.
+
+        >>> held_out = torch.tensor([[0.75, 0.25], [0.5, 0.5]])
+        >>> calibration = Calibration("hinge").fit(held_out, torch.tensor([0, 1]))
+        >>> calibration.counts(torch.tensor([[0.625, 0.375]]))
+        tensor([[1, 0]], dtype=torch.int32)
+        """
+        self._check_items(probabilities)
+        counts_NK = torch.empty(probabilities.shape, dtype=torch.int32, device=probabilities.device)
+        for rows, alpha in self._scored(probabilities, generator):
+            counts_NK[rows] = self._group_sizes() - self._below(alpha)
+        return counts_NK
+
+    @torch.no_grad()
+    def p_values(self, probabilities: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return the p-values of all classes (N, K), in the precision of the scores."""
+        return self._p_values(probabilities, generator, self.scores.dtype)
+
+    @torch.no_grad()
+    def possibility(
+        self,
+        probabilities: Tensor,
+        normalization: Normalization = "proportional",
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return the possibility degrees (N, K): p-values with the maximum raised to 1.
+
+        ``"top"`` sets 1 at the most probable class of ``probabilities``. A degree is rounded once.
+        """
+        if self.config.group is None and not self.config.smooth:
+            return self.levels(probabilities, normalization, generator=generator).dense(self.scores.dtype)
+        p_NK = self._p_values(probabilities, generator, torch.float64)
+        top = probabilities.argmax(-1) if normalization == "top" else None
+        return possibility(p_NK, normalization, top).to(self.scores.dtype)
+
+    @torch.no_grad()
+    def levels(
+        self,
+        probabilities: Tensor,
+        normalization: Normalization = "proportional",
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Levels:
+        """Return the same degrees as integer counts: what the projection takes in O(K + L).
+
+        They need one grid for all classes, which class-conditional and smoothed p-values do not have.
+        """
+        if self.config.group == "label":
+            raise ValueError(
+                "levels needs one grid of p-values for all classes; with group='label' class y has steps of "
+                "1/(n_y + 1): call possibility()"
+            )
+        if self.config.smooth:
+            raise ValueError(
+                "levels needs p-values on a grid, with smooth=True they are continuous: call possibility()"
+            )
+        counts_NK = self.counts(probabilities, generator=generator)
+        top = probabilities.argmax(-1) if normalization == "top" else None
+        return Levels(counts_NK, self.size, normalization, top)
+
+    @torch.no_grad()
+    def predict_set(
+        self, probabilities: Tensor, delta: float, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return Gamma_delta as a mask (N, K): the classes with p-value >= delta.
+
+        The p-value is compared as the float64 nearest to the fraction, so that 1/10 >= 0.1 holds.
+        """
+        if not 0 <= delta <= 1:
+            raise ValueError(f"delta must be a significance level in [0, 1], got {delta}")
+        if self.config.smooth:
+            return self.p_values(probabilities, generator=generator) >= delta
+        counts_NK = self.counts(probabilities, generator=generator)
+        self._warn_of_floor(delta)
+        return counts_NK >= _least_count(delta, self._group_sizes())
+
+    def extra_repr(self) -> str:
+        """Tell the configuration and what was fitted."""
+        config = self.config
+        parts = [f"score={config.score_name!r}"] + [f"{name}={value}" for name, value in config.options.items()]
+        if config.group is not None:
+            parts.append(f"group={config.group!r}")
+        if config.smooth:
+            parts.append("smooth=True")
+        parts.append(f"size={self.size}, classes={len(self.class_counts)}" if self.fitted else "not fitted")
+        return ", ".join(parts)
+
+    def _alpha(self, probabilities: Tensor, labels: Tensor | None, uniform: Tensor | None) -> Tensor:
+        if self._draws:
+            return self._score(probabilities, labels, uniform=uniform)
+        return self._score(probabilities, labels)
+
+    def _p_values(self, probabilities: Tensor, generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
+        sizes = self._group_sizes()
+        if not self.config.smooth:
+            return self.counts(probabilities, generator=generator).add_(1).to(dtype).div_(sizes + 1)
+        self._check_items(probabilities)
+        p_NK = torch.empty(probabilities.shape, dtype=dtype, device=probabilities.device)
+        uniform_N = self._uniform(len(probabilities), generator, probabilities.device)
+        for rows, alpha in self._scored(probabilities, generator):
+            below, not_above = self._below(alpha), self._below(alpha, or_equal=True)
+            draw = uniform_N[rows, None] * (not_above - below + 1)
+            p_NK[rows] = (sizes - not_above + draw) / (sizes + 1)
+        return p_NK
+
+    def _check_items(self, probabilities: Tensor) -> None:
+        if not self.fitted:
+            raise RuntimeError(
+                "this Calibration has nothing to compare with: call fit(probabilities, labels) first"
+            )
+        check_probabilities(probabilities, self._looks_at(probabilities))
+        if len(self.class_counts) != probabilities.shape[1]:
+            raise ValueError(
+                f"probabilities must have {len(self.class_counts)} classes as in fit, "
+                f"got shape {tuple(probabilities.shape)}"
+            )
+        if probabilities.device != self.scores.device:
+            raise ValueError(
+                f"probabilities must be on {self.scores.device} like the calibration scores, "
+                f"got {probabilities.device}"
+            )
+
+    def _scored(self, probabilities: Tensor, generator: torch.Generator | None) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the scores of all classes, a chunk of rows at a time."""
+        uniform_N = self._uniform(len(probabilities), generator, probabilities.device) if self._draws else None
+        for rows in self._rows(probabilities):
+            uniform = None if uniform_N is None else uniform_N[rows]
+            yield rows, self._alpha(probabilities[rows].to(self.scores.dtype), None, uniform)
+
+    def _below(self, alpha: Tensor, or_equal: bool = False) -> Tensor:
+        """Return #{alpha_i < alpha}, or <=; with ``group="label"`` among the items of the column's label."""
+        alpha = alpha.contiguous()
+        if self.keys is None:
+            return torch.searchsorted(self.scores, alpha, right=or_equal, out_int32=True)
+        # Items with alpha_i <= alpha are those with r(alpha_i) < #{alpha_j <= alpha}: both cases look left.
+        first_key_K = torch.arange(alpha.shape[-1], device=alpha.device) * (self.size + 1)
+        start_K = self.class_counts.cumsum(0) - self.class_counts
+        key = torch.searchsorted(self.scores, alpha, right=or_equal).add_(first_key_K)
+        return torch.searchsorted(self.keys, key, out_int32=True) - start_K
+
+    def _group_sizes(self) -> Tensor:
+        """Return how many items a class is compared with: (K,), or a single number on the host."""
+        return torch.tensor(self.size) if self.keys is None else self.class_counts
+
+    def _rows(self, probabilities: Tensor) -> Iterator[slice]:
+        """Yield the chunks, whole rows each."""
+        rows, classes = probabilities.shape
+        size = self.config.chunk_size or (_CPU_CHUNK if probabilities.device.type == "cpu" else _DEVICE_CHUNK)
+        step = max(1, size // classes)
+        return (slice(start, start + step) for start in range(0, rows, step))
+
+    def _uniform(self, n: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+        """Draw from (0, 1], one number an item, whatever the chunks."""
+        if generator is None:
+            what = "smooth=True" if self.config.smooth else f"score {self.config.score_name!r}"
+            raise ValueError(f"generator must be a torch.Generator, for {what} draws at random; got None")
+        return (1 - torch.rand(n, dtype=torch.float64, generator=generator, device=generator.device)).to(device)
+
+    def _looks_at(self, tensor: Tensor) -> bool:
+        return tensor.device.type == "cpu" if self.config.validate is None else self.config.validate
+
+    def _warn_of_scarcity(self) -> None:
+        if self.size == 0:
+            warnings.warn("the calibration set is empty: every p-value is 1", stacklevel=3)
+        elif self.config.group == "label" and self._looks_at(self.class_counts):
+            n_K = self.class_counts
+            without, fewest = int((n_K == 0).sum()), int(n_K[n_K > 0].min())
+            if without or fewest < 9:  # fewer than 9 cannot even reach 0.1
+                warnings.warn(
+                    f"with group='label' a p-value cannot fall below 1/(calibration items of the class + 1): "
+                    f"{without} of {len(n_K)} classes have no item (p-value always 1), "
+                    f"the scarcest other class has {fewest} (at least 1/{fewest + 1})",
+                    stacklevel=3,
+                )
+
+    def _warn_of_floor(self, delta: float) -> None:
+        if self.keys is None:
+            if delta <= 1 / (self.size + 1):
+                warnings.warn(
+                    f"delta {delta} excludes no class: with {self.size} calibration items no p-value "
+                    f"is below 1/{self.size + 1}",
+                    stacklevel=3,
+                )
+        elif self._looks_at(self.class_counts):
+            stuck = int((_least_count(delta, self.class_counts) <= 0).sum())
+            if stuck:
+                warnings.warn(
+                    f"delta {delta} never excludes {stuck} of {len(self.class_counts)} classes: their "
+                    f"p-values are at least 1/(calibration items of the class + 1)",
+                    stacklevel=3,
+                )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Move, but never cast: rounded scores would no longer compare with those of new items."""
+        exact = self.scores
+        super()._apply(fn, recurse)
+        if self.scores.dtype != exact.dtype:
+            self.scores = exact.to(self.scores.device)
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Give the buffers the sizes and types of what is loaded, which depend on the calibration set."""
+        for name, buffer in self._buffers.items():
+            loaded = state_dict.get(prefix + name)
+            if isinstance(loaded, Tensor) and buffer is not None:
+                setattr(self, name, buffer.new_empty(loaded.shape, dtype=loaded.dtype))
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+def check_probabilities(probabilities: Tensor, look: bool, *, may_be_empty: bool = False) -> None:
+    """Refuse what is not a batch of distributions (N, K); ``look`` at the values, too."""
+    shape = tuple(probabilities.shape)
+    if probabilities.ndim != 2 or shape[1] < 2:
+        raise ValueError(f"probabilities must have shape (items, classes) with at least 2 classes, got {shape}")
+    if shape[0] == 0 and not may_be_empty:
+        raise ValueError(f"probabilities is an empty batch: it has shape {shape}, expected a row or more")
+    if not probabilities.is_floating_point():
+        raise ValueError(f"probabilities must be floating point, got {probabilities.dtype}")
+    if look:
+        least_N, sum_N = probabilities.amin(-1), probabilities.sum(-1, dtype=torch.float64)
+        bad_N = ~((least_N >= 0) & ((sum_N - 1).abs() <= 0.01))  # wide enough for bfloat16; NaN is bad
+        if bad_N.any():
+            row = int(bad_N.nonzero()[0])
+            raise ValueError(
+                f"probabilities must be distributions, rows of numbers >= 0 with sum 1; row {row} has the "
+                f"least value {float(least_N[row]):.4g} and the sum {float(sum_N[row]):.4g}"
+            )
+
+
+def check_labels(labels: Tensor, rows: Tensor, look: bool) -> None:
+    """Refuse what is not one class index for each row of (..., K); ``look`` at the values, too."""
+    shape, classes = rows.shape[:-1], rows.shape[-1]
+    integer = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if not integer or labels.shape != shape:
+        raise ValueError(
+            f"labels must hold one class index a row, integers of shape {tuple(shape)}, "
+            f"got {labels.dtype} of shape {tuple(labels.shape)}"
+        )
+    if labels.device != rows.device:
+        raise ValueError(f"labels must be on {rows.device} like the rest, got {labels.device}")
+    if look and labels.numel():
+        least, most = (int(bound) for bound in labels.aminmax())
+        if least < 0 or most >= classes:
+            raise ValueError(f"labels must be class indices in 0..{classes - 1}, got {least}..{most}")
+
+
+def _least_count(delta: float, sizes: Tensor) -> Tensor:
+    """Return the least integer c with (c + 1) / (n + 1) >= delta in float64, for every n of ``sizes``."""
+    total = (sizes + 1).double()
+    numerator = (delta * total).ceil()
+    # The quotient decides: the product may be rounded across an integer, 0.07 * 100 > 7 but 7 / 100 is 0.07.
+    numerator = numerator - ((numerator - 1) / total >= delta).double()
+    numerator = numerator + (numerator / total < delta).double()
+    return numerator.int() - 1
