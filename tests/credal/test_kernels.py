@@ -54,6 +54,19 @@ def test_kernels_agree(name, kind, classes, scale):
         torch.testing.assert_close(loss.double(), exact_loss, rtol=3e-6, atol=3e-6)
 
 
+@pytest.mark.parametrize("kind", ["real", "proportional 700", "top 700 given"])
+@pytest.mark.parametrize("scale", [1, 30, 1e4])
+def test_chunks_lose_no_vertex(kind, scale):
+    """Enough groups for the walk to take them in chunks, with ties, zeros and masses lost beside others."""
+    for classes in (256, 300, 701):
+        logits, pi = logits_and_pi(20, classes, scale, seed=classes)[0], degrees(kind, 20, classes)
+        for precision, atol in ((torch.float64, 1e-12 + 1e-15 * scale), (torch.float32, 3e-6)):
+            cast = logits.to(precision)
+            expected = solve("torch", cast.double(), pi, False)[1]
+            found = solve("numba", cast, pi, False)[1].double()
+            torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
 def test_the_kernel_follows_the_device(monkeypatch):
     assert kernel("cpu") is numba_kernel
     assert kernel("meta") is torch_kernel

@@ -5,6 +5,8 @@ up. A block is a run of groups with rise t = pi(end) - pi(start) and model mass 
 while the last block's slope t/m is not above the one before, merge the two. What remains is the greatest convex
 minorant; r = t/m on each block, p = q r, and the loss is the sum over blocks of t log(t/m).
 
+The walk's branches cannot be foreseen, so it is done where the hull may bend and nowhere else (``_walk``).
+
 Possibilities with few levels (``solve_levels``) need no sort: a first pass adds q into one bucket a level, the
 walk runs over the buckets, a second pass multiplies. Four interleaved sets of buckets are kept where classes
 outnumber levels: conformal counts repeat (most classes of a confident prediction have count 0), and adding to
@@ -51,6 +53,7 @@ from ccssl.credal.possibility import Levels
 TINY = {torch.float32: 1e-27, torch.float64: 1e-297}
 SMALL_K = 32  # below, a softmax inside the kernel beats a call to torch
 LEVELS_PER_CLASS = 8  # with more levels than this a class, sorting classes is cheaper than scanning levels
+CHUNK = 8  # groups looked at together before the walk: few, so that little is walked around each vertex
 PARALLEL_WORK = 1 << 17  # numbers in a call from which several threads pay
 HIGH_HALF = 1 if sys.byteorder == "little" else 0  # where an int64 seen as two float32 keeps its upper half
 SORT_WORK = 1 << 16  # numbers sorted at once: bounds the extra memory
@@ -134,7 +137,7 @@ def _solve_log(z_K: np.ndarray, class_K: np.ndarray, pi_K: np.ndarray, gradient:
     blocks = 0
     reached = 0.0
     for i in range(K):
-        start, end, log_m = reached, min(float(pi_K[i]), 1.0) if i < K - 1 else 1.0, z_K[class_K[i]] - log_sum
+        start, end, log_m = reached, pi_K[i], z_K[class_K[i]] - log_sum
         reached = end
         while blocks > 0:
             rise, rise_below = end - start, start - start_B[blocks - 1]
@@ -194,11 +197,82 @@ def _push(
 
 
 @_jit
-def _factors(rise_B: np.ndarray, mass_B: np.ndarray, blocks: int, total: float, gradient: bool) -> float:
+def _coarse(groups: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the room that ``_walk`` needs for chunks."""
+    chunks = groups // CHUNK + 1
+    return np.empty(chunks), np.empty(chunks), np.empty(chunks), np.empty(chunks, np.int64)
+
+
+@_jit
+def _walk(
+    pi_G: np.ndarray,
+    mass_G: np.ndarray,
+    G: int,
+    rise_B: np.ndarray,
+    mass_B: np.ndarray,
+    last_B: np.ndarray,
+    coarse: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+) -> int:
+    """Leave the blocks of the hull over the first G groups in the ``_B`` arrays; return how many there are.
+
+    Where there are many groups they are first taken in chunks. The hull over the ends of chunks, H, lies nowhere
+    below the true one. A vertex inside a chunk would lie on the true hull, so below H, which rises: a chunk whose
+    *first* possibility is not below H at the chunk's *end* holds no vertex, and its mass goes to the next group that
+    may be one. Sums start anew in each coarse block: compared with small ones, differences of large ones would be noise.
+    """
+    blocks = 0
+    reached = 0.0
+    if G < 4 * CHUNK:
+        for g in range(G):
+            if mass_G[g] > 0 or g == G - 1:
+                blocks = _push(rise_B, mass_B, last_B, blocks, pi_G[g] - reached, mass_G[g], g)
+                reached = pi_G[g]
+        return blocks
+    sum_C, rise_C, mass_C, last_C = coarse
+    chunks = (G + CHUNK - 1) // CHUNK
+    arcs = 0
+    for c in range(chunks):
+        end = min((c + 1) * CHUNK, G)
+        a, b = 0.0, 0.0
+        for g in range(c * CHUNK, end - 1, 2):
+            a += mass_G[g]
+            b += mass_G[g + 1]
+        if (end - c * CHUNK) % 2:
+            a += mass_G[end - 1]
+        sum_C[c] = a + b
+        arcs = _push(rise_C, mass_C, last_C, arcs, pi_G[end - 1] - reached, a + b, c)
+        reached = pi_G[end - 1]
+    c = 0
+    reached = 0.0
+    pending = 0.0  # mass of the groups passed over
+    for arc in range(arcs):
+        base = pi_G[c * CHUNK - 1] if c > 0 else 0.0
+        run = 0.0
+        while c <= last_C[arc]:
+            start, end = c * CHUNK, min((c + 1) * CHUNK, G)
+            run += sum_C[c]
+            if c < last_C[arc] and (pi_G[start] - base) * mass_C[arc] >= rise_C[arc] * run:
+                pending += sum_C[c]
+            else:
+                for g in range(start, end):
+                    pending += mass_G[g]
+                    if pending > 0 or g == G - 1:
+                        blocks = _push(rise_B, mass_B, last_B, blocks, pi_G[g] - reached, pending, g)
+                        reached = pi_G[g]
+                        pending = 0.0
+            c += 1
+    return blocks
+
+
+@_jit
+def _factors(rise_B: np.ndarray, mass_B: np.ndarray, blocks: int, gradient: bool) -> float:
     """Turn the blocks' masses into p / e, or (q - p) / e, where q = e / total; return the loss.
 
     One block means q lies in Q_pi: p = q and a loss of 0, exactly.
     """
+    total = 0.0
+    for b in range(blocks):
+        total += mass_B[b]
     if blocks == 1:
         mass_B[0] = 0.0 if gradient else 1.0 / total
         return 0.0
@@ -234,7 +308,13 @@ def _levels_rows(
     copies = 4 if size + 3 <= K else 1
     mass_CB = np.zeros((4, size + 3))
     factor_B = np.zeros(size + 3, out_NK.dtype)
-    rise_B, mass_B, last_B = np.empty(size + 3), np.empty(size + 3), np.empty(size + 3, np.int64)
+    pi_B, rise_B, mass_B, last_B = (
+        np.empty(size + 3),
+        np.empty(size + 3),
+        np.empty(size + 3),
+        np.empty(size + 3, np.int64),
+    )
+    coarse = _coarse(size + 3)
     for n in range(N):
         z_K, q_K, count_K = z_NK[n], out_NK[n], counts_NK[n]
         loss_N[n] = np.nan
@@ -289,23 +369,13 @@ def _levels_rows(
             for k in range(K):
                 mass_CB[0, count_K[k] + 1] += q_K[k]
 
-        # The walk. Buckets without mass change nothing below the last level; `one` is where pi is 1.
+        # The walk over levels, and over the top class behind them where there is one.
         unit = high if proportional else size + 1
-        one = size + 2 if has_top else high
-        blocks = 0
-        reached = 0.0
-        total = 0.0
-        walk = high + 1 + has_top
-        for i in range(walk):
-            j = i if i <= high else one
-            mass = mass_CB[0, j] if i <= high else float(q_top)
-            if mass == 0 and j != one:
-                continue
-            end = 1.0 if j == one else j / unit
-            rise = end - reached
-            reached = end
-            total += mass
-            blocks = _push(rise_B, mass_B, last_B, blocks, rise, mass, j)
+        for j in range(high + 1):
+            pi_B[j] = j / unit
+        one = high + has_top
+        pi_B[one], mass_CB[0, one] = 1.0, q_top if has_top else mass_CB[0, high]
+        blocks = _walk(pi_B, mass_CB[0], one + 1, rise_B, mass_B, last_B, coarse)
         if mass_B[blocks - 1] < tiny:
             pi_K = (count_K + 1) / unit
             if has_top:
@@ -317,7 +387,7 @@ def _levels_rows(
             continue
 
         # Second pass: p = q r.
-        loss_N[n] = _factors(rise_B, mass_B, blocks, total, gradient)
+        loss_N[n] = _factors(rise_B, mass_B, blocks, gradient)
         j = 0
         for b in range(blocks):
             while j <= last_B[b]:
@@ -340,49 +410,6 @@ def _keys(pi_NK: np.ndarray, key_NK: np.ndarray) -> None:
 
 
 @_jit
-def _near_hull(pi_K: np.ndarray, q_K: np.ndarray, end_G: np.ndarray, mass_G: np.ndarray, last_G: np.ndarray) -> int:
-    """Cut sorted classes into groups that end where the hull may bend; return how many.
-
-    The hull lies below every chord between two of its points. With v the point farthest below the diagonal, only
-    points below the chords (0, 0)-v and v-(1, 1) can be vertices: few, as a rule, and found without a branch to
-    foresee. Walking over all classes would cost a mispredicted branch for every second one.
-    """
-    K = len(q_K)
-    sum_K = mass_G  # room until the groups are known
-    total = 0.0
-    for i in range(K):
-        total += q_K[i]
-        sum_K[i] = total
-    v, deepest = K - 1, 0.0
-    for i in range(K - 1):
-        gap = pi_K[i] * total - sum_K[i]
-        v = i if gap < deepest else v
-        deepest = gap if gap < deepest else deepest
-    sum_v, pi_v = sum_K[v], float(pi_K[v]) if v < K - 1 else 1.0
-    rest = 0.0  # the mass beyond v: summed afresh, for it may be lost beside the total
-    for i in range(v + 1, K):
-        rest += q_K[i]
-    groups = 0
-    mass = 0.0
-    run = 0.0
-    for i in range(K):
-        q, pi = float(q_K[i]), float(pi_K[i])
-        mass += q
-        run += q
-        if i < v:
-            bends = pi * sum_v < run * pi_v
-        else:
-            bends = (i == v) | ((pi - pi_v) * rest < run * (1.0 - pi_v))
-            run = 0.0 if i == v else run
-        end_G[groups], mass_G[groups], last_G[groups] = pi, mass, i
-        groups += bends
-        mass = 0.0 if bends else mass
-    if last_G[groups - 1] == K - 1:
-        return groups
-    return groups + 1
-
-
-@_jit
 def _sorted_rows(
     z_NK: np.ndarray,
     sorted_NK: np.ndarray,
@@ -399,9 +426,9 @@ def _sorted_rows(
     N, K = z_NK.shape
     if not ready:
         _exp_rows(z_NK, out_NK)
-    end_G, mass_G, last_G = np.empty(K), np.empty(K), np.empty(K, np.int64)
+    pi_K, q_K, class_K = np.empty(K), np.empty(K), np.empty(K, np.int64)
     rise_B, mass_B, last_B = np.empty(K), np.empty(K), np.empty(K, np.int64)
-    class_K, q_K, pi_K = np.empty(K, np.int64), np.empty(K, out_NK.dtype), np.empty(K, sorted_NK.dtype)
+    coarse = _coarse(K)
     for n in range(N):
         z_K, out_K = z_NK[n], out_NK[n]
         loss_N[n] = np.nan
@@ -422,19 +449,16 @@ def _sorted_rows(
         if status_N[n] != 0:
             out_K[:] = np.nan
             continue
-        groups = _near_hull(pi_K, q_K, end_G, mass_G, last_G)
-        blocks = 0
-        reached = 0.0
-        total = 0.0
-        for g in range(groups):
-            end = min(end_G[g], 1.0) if g < groups - 1 else 1.0
-            total += mass_G[g]
-            blocks = _push(rise_B, mass_B, last_B, blocks, end - reached, mass_G[g], last_G[g])
-            reached = end
+        pi_K[K - 1] = 1.0
+        i = K - 2
+        while i >= 0 and pi_K[i] > 1:
+            pi_K[i] = 1.0
+            i -= 1
+        blocks = _walk(pi_K, q_K, K, rise_B, mass_B, last_B, coarse)
         if mass_B[blocks - 1] < tiny:
             loss_N[n] = _solve_log(z_K, class_K, pi_K, gradient, out_K)
             continue
-        loss_N[n] = _factors(rise_B, mass_B, blocks, total, gradient)
+        loss_N[n] = _factors(rise_B, mass_B, blocks, gradient)
         i = 0
         for b in range(blocks):
             while i <= last_B[b]:
