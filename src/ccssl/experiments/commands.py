@@ -1,0 +1,137 @@
+"""The commands of ``ccssl paper``: parse and call, nothing else.
+
+As in ``ccssl.cli``, a command adds its arguments to a parser and returns what to call with the parsed ones, and imports
+what is heavy when it is called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ccssl.errors import InputError
+
+Run = Callable[[argparse.Namespace], int | None]
+Command = Callable[[argparse.ArgumentParser], Run]
+
+SCALES = ("smoke", "reduced", "paper")
+ENGINES = ("processes", "ray")
+FORMATS = ("text", "markdown", "latex", "csv")
+
+
+def list_(parser: argparse.ArgumentParser) -> Run:
+    """Show the paper's tables and figures, and how many runs each needs at each scale."""
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+
+    def run(args: argparse.Namespace) -> None:
+        from ccssl.experiments.paper.artifacts import ARTIFACTS
+        from ccssl.experiments.paper.formats import aligned
+        from ccssl.experiments.paper.plan import run_names
+
+        told = [
+            {
+                "name": name,
+                "place": artifact.place,
+                "title": artifact.title,
+                "runs": {scale: len(run_names([name], scale)) for scale in SCALES},
+            }
+            for name, artifact in ARTIFACTS.items()
+        ]
+        every = {scale: len(run_names(list(ARTIFACTS), scale)) for scale in SCALES}
+        if args.json:
+            print(json.dumps({"artifacts": told, "runs of all": every}, indent=2))
+            return
+        rows = [(a["name"], a["place"], *(str(a["runs"][scale]) for scale in SCALES), a["title"]) for a in told]
+        rows.append(("all", "", *(str(every[scale]) for scale in SCALES), "runs that several share are run once"))
+        print(aligned([("name", "in the paper", *SCALES, "what it shows"), *rows]))
+        print("\nThe numbers are those of runs at each scale.")
+
+    return run
+
+
+def run_(parser: argparse.ArgumentParser) -> Run:
+    """Make the runs of tables and figures that are missing; what was begun goes on where it stopped."""
+    _add_names(parser)
+    parser.add_argument(
+        "--scale", choices=SCALES, required=True, help="how large: ccssl paper list shows how many runs"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the study")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of data sets, NAME.npz or packed (default: those fetched)",
+    )
+    parser.add_argument(
+        "--seeds", type=int, metavar="N", help="seeds 0 to N - 1 (default: 3, at the scale smoke 2)"
+    )
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="runs at once (default: %(default)s)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of a run (default: cores by workers)")
+    parser.add_argument(
+        "--engine", choices=ENGINES, default="processes", help="what computes (default: %(default)s)"
+    )
+    parser.add_argument("--device", default="auto", help="device of the runs, which may share it (default: auto)")
+
+    def run(args: argparse.Namespace) -> int:
+        from ccssl.experiments.paper.plan import RUNS, choose, missing_data, plan
+        from ccssl.experiments.paper.scales import SCALES as known_scales
+        from ccssl.experiments.study import StudyStopped, run_study
+
+        seeds = known_scales[args.scale].seeds if args.seeds is None else args.seeds
+        planned = plan(choose(args.names), args.scale, args.out, seeds, args.data, args.device)
+        lacking = missing_data(planned)
+        if lacking and not planned.study:
+            raise InputError(lacking)
+        if lacking:
+            print(f"note: {lacking}", file=sys.stderr)
+        try:
+            outcome = run_study(
+                planned.study, args.out / RUNS, workers=args.workers, threads=args.threads, engine=args.engine
+            )
+        except StudyStopped as stopped:
+            print(f"ccssl: {stopped}", file=sys.stderr)
+            return 128 + stopped.number
+        print(f"{len(outcome.made)} runs made, {outcome.skipped} were there, {len(outcome.broken)} broken")
+        for name, why in outcome.broken.items():
+            print(f"{name}: {why}", file=sys.stderr)
+        return 1 if outcome.broken else 0
+
+    return run
+
+
+def show(parser: argparse.ArgumentParser) -> Run:
+    """Print tables, ours beside the paper's; figures become SVG files, and their numbers CSV."""
+    _add_names(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the study")
+    parser.add_argument("--scale", choices=SCALES, help="at which scale (default: the one that was run)")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="text", help="of what is printed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--figure",
+        choices=("last", "median20"),
+        default="last",
+        help="of test data: after the last step, or the median of the last 20 evaluations (default: %(default)s)",
+    )
+
+    def run(args: argparse.Namespace) -> None:
+        from ccssl.experiments.paper.plan import choose
+        from ccssl.experiments.paper.show import scale_of, shown
+
+        names = choose(args.names)
+        phase = "test" if args.figure == "last" else args.figure
+        scale = args.scale or scale_of(names, args.out)
+        for i, part in enumerate(shown(names, args.out, scale, args.format, phase)):
+            print("\n" * (i > 0) + part, end="")
+
+    return run
+
+
+COMMANDS: dict[str, Command] = {"list": list_, "run": run_, "show": show}
+
+
+def _add_names(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", metavar="NAME", nargs="+", help="a table or figure (ccssl paper list), or all")
