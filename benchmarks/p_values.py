@@ -121,7 +121,8 @@ def package(name: str) -> None:
         folder = f"{sys.modules[parent].__path__[0]}/{last}"
     else:
         found = find_spec(name)
-        assert found is not None and found.submodule_search_locations, f"{name} is not installed"
+        assert found is not None, f"{name} is not installed"
+        assert found.submodule_search_locations, f"{name} is not a package"
         folder = found.submodule_search_locations[0]
     spec = ModuleSpec(name, None, is_package=True)
     spec.submodule_search_locations = [folder]

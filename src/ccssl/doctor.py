@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ccssl._version import __version__
+from ccssl.folders import data_folder, existing, user_cache, writable
 
 Findings = dict[str, Any]
 
@@ -119,13 +120,6 @@ def terminal_table(findings: Findings) -> str:
     return "\n".join([*lines, "", *told])
 
 
-def data_folder() -> Path:
-    """Return where downloaded data is kept: $CCSSL_HOME, else ccssl under the user's cache folder."""
-    if home := os.environ.get("CCSSL_HOME"):
-        return Path(home).expanduser()
-    return _user_cache() / "ccssl"
-
-
 def usable_cores() -> int:
     """Return how many cores this process may use: its affinity, cut by a container's quota."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -201,31 +195,15 @@ def _numba_cache() -> str | None:
         candidates = [Path(named)]
     else:
         beside_the_code = Path(__file__).parent / "credal" / "kernels" / "__pycache__"
-        candidates = [beside_the_code, _user_cache() / "numba"]
-    return next((str(folder) for folder in candidates if _writable(folder)), None)
+        candidates = [beside_the_code, user_cache() / "numba"]
+    return next((str(folder) for folder in candidates if writable(folder)), None)
 
 
 def _cache() -> Findings:
     folder = data_folder()
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
-    free = shutil.disk_usage(_existing(folder)).free
-    return {"folder": str(folder), "size": size, "free": free, "writable": _writable(folder)}
-
-
-def _user_cache() -> Path:
-    """Return the user's cache folder; the convention of XDG takes no notice of relative paths."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
-
-
-def _existing(folder: Path) -> Path:
-    """Return the folder, or its nearest ancestor that exists."""
-    return next(path for path in [folder.absolute(), *folder.absolute().parents] if path.exists())
-
-
-def _writable(folder: Path) -> bool:
-    existing = _existing(folder)
-    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    free = shutil.disk_usage(existing(folder)).free
+    return {"folder": str(folder), "size": size, "free": free, "writable": writable(folder)}
 
 
 def _first_line(path: str) -> str:

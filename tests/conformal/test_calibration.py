@@ -260,7 +260,17 @@ class TestPossibility:
         assert (p_values.argmax(-1) != top).any()  # the case that matters occurs
         pi = calibration.possibility(p, "top")
         assert torch.equal(pi, p_values.scatter(-1, top.unsqueeze(-1), 1.0))
-        assert torch.equal(calibration.levels(p, "top").top, top)
+        assert torch.equal(calibration.levels(p, "top").dense(), pi)
+
+    def test_top_prefers_none_of_several_classes_that_the_model_ties(self):
+        calibration = Calibration("hinge").fit(*data(30))
+        p = torch.tensor([[0.25, 0.375, 0.375, 0.0]])
+        expected = calibration.p_values(p).index_fill(-1, torch.tensor([1, 2]), 1.0)
+        assert (calibration.p_values(p)[0, 1:3] < 1).all()  # else there would be nothing to raise
+        assert torch.equal(calibration.possibility(p, "top"), expected)
+        assert torch.equal(calibration.levels(p, "top").dense(), expected)
+        smooth = Calibration("hinge", smooth=True).fit(*data(30)).possibility(p, "top", generator=generator())
+        assert (smooth[0] == 1).tolist() == [False, True, True, False]
 
     def test_of_smoothed_p_values_is_normalised_too(self):
         calibration = Calibration(smooth=True).fit(*data(50))
@@ -407,10 +417,24 @@ class TestState:
 
     def test_of_another_grouping_is_refused(self):
         state = fit(Calibration(group="label"), *data(12)).state_dict()
-        with pytest.raises(RuntimeError, match="Unexpected key"):
+        with pytest.raises(RuntimeError, match="it was made by .*label.*this calibration is .*null"):
             Calibration().load_state_dict(state)
-        with pytest.raises(RuntimeError, match="Missing key"):
+        with pytest.raises(RuntimeError, match="it was made by .*null.*this calibration is .*label"):
             Calibration(group="label").load_state_dict(Calibration().fit(*data(12)).state_dict())
+
+    @pytest.mark.parametrize("group", [None, "label"])
+    def test_scores_computed_elsewhere_give_the_same_state(self, group):
+        p, y = data(60)
+        alpha = SCORES["proportion"](p, y, gamma=0.1)
+        ours = fit(Calibration(group=group), p, y)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs = Calibration(group=group).fit_scores(alpha, y, p.shape[1])
+        assert ours.state_dict().keys() == theirs.state_dict().keys()
+        for name, tensor in ours.state_dict().items():
+            assert torch.equal(tensor, theirs.state_dict()[name]), name
+        with pytest.raises(ValueError, match="scores must be float32 or float64, one a label"):
+            Calibration().fit_scores(alpha[1:], y, p.shape[1])
 
     @pytest.mark.parametrize("cast", [torch.nn.Module.half, torch.nn.Module.bfloat16, torch.nn.Module.double])
     def test_survives_a_cast_of_the_model_around_it(self, cast):
@@ -585,7 +609,7 @@ class TestInput:
             ({"score": "proportion", "alpha": 0.1}, "score 'proportion' takes gamma, got 'alpha'"),
             ({"score": "proportion", "gamma": -1.0}, "gamma must be a finite number, at least 0, got -1"),
             ({"group": "class"}, "group must be None or 'label', got 'class'"),
-            ({"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
+            ({"chunk_size": 0}, "chunk_size must be at least 1, an int, got 0"),
         ],
     )
     def test_bad_configuration_is_refused_at_once(self, kwargs, message):

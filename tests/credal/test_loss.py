@@ -144,7 +144,7 @@ def test_relaxation_limits_and_refusals():
     torch.testing.assert_close(extreme.grad, torch.tensor([[0.9, -0.9, 0.0]]))
     with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\], got 1.5"):
         relaxation_loss(logits, label, 1.5)
-    with pytest.raises(ValueError, match=r"label must hold a class index an item, integers of shape \(5,\)"):
+    with pytest.raises(ValueError, match=r"label must hold one class index a row, integers of shape \(5,\)"):
         relaxation_loss(logits, label.double(), 0.5)
     with pytest.raises(ValueError, match="logits must be floating point"):
         relaxation_loss(logits.long(), label, 0.5)

@@ -152,7 +152,7 @@ def texts(svg):
 def test_draw_names_every_corner_and_extreme_point(degrees):
     pi = torch.tensor(degrees)
     prediction = torch.full((len(pi),), 1 / len(pi))
-    words = texts(draw(pi, prediction, prediction))
+    words = texts(draw(pi, prediction))
     for name in [f"class {k}" for k in range(len(pi))]:
         assert name in words
     assert len([word for word in words if word.startswith("π = ")]) == len(pi)
@@ -211,6 +211,14 @@ def test_number_never_rounds_to_certainty():
             r"prediction must have shape \(3,\), got \(4,\)",
         ),
         ({"pi": torch.ones(3), "prediction": torch.ones(3)}, "prediction must be a probability distribution"),
+        (
+            {
+                "pi": torch.tensor([0.1, 1.0, 0.1]),
+                "prediction": torch.ones(3) / 3,
+                "projection": torch.ones(3) / 3,
+            },
+            "projection must lie in the credal set of pi",
+        ),
     ],
 )
 def test_draw_refuses(arguments, message):

@@ -11,6 +11,7 @@ from problems import levels, problems
 from ccssl.credal import Levels, contains, extreme_points, lower_probability, possibility, upper_probability
 
 P = torch.tensor([[0.1, 0.4, 0.4], [0.2, 0.3, 0.6]])
+PI = torch.tensor([[0.1, 1.0, 0.4], [1.0, 0.3, 0.6]])
 
 
 def test_proportional_divides_by_the_maximum():
@@ -85,12 +86,15 @@ def test_bounds_of_events_are_attained_in_the_set(problem):
         (lambda: possibility(P, "top", torch.tensor([0])), r"top must hold one class index a row.*\(2,\)"),
         (lambda: possibility(P, "top", torch.tensor([0, 1]).to("meta")), "top must be on cpu .*got meta"),
         (lambda: Levels(P, 3), "counts must be integers, got torch.float32"),
-        (lambda: Levels(torch.tensor(3), 3), "counts must have a last dimension"),
+        (lambda: Levels(torch.tensor(3), 3), "counts must end in a dimension of at least 2 classes"),
         (lambda: Levels(torch.tensor([1, 2]), -1), "size must be the number of calibration items"),
         (lambda: Levels(torch.tensor([1, 2]), 3, top=torch.tensor(0)), "top belongs to normalization 'top'"),
         (lambda: contains(P, torch.ones(4)), "p and pi must agree in the number of classes, got 3 and 4"),
-        (lambda: upper_probability(P, torch.tensor([1, 0, 1])), "event_mask must be boolean"),
-        (lambda: upper_probability(P, torch.tensor([True])), "event_mask must have one entry a class, 3, got 1"),
+        (lambda: upper_probability(PI, torch.tensor([1, 0, 1])), "event_mask must be boolean"),
+        (
+            lambda: upper_probability(PI, torch.tensor([True])),
+            r"event_mask must have one entry a class, 3, got shape \(1,\)",
+        ),
     ],
 )
 def test_wrong_input_is_named(call, message):

@@ -19,6 +19,9 @@ from another source, or that went through another preprocessing.
 The p-values cannot fall below the floor 1 / (L + 1): with 9 calibration items no class can be excluded at
 delta = 0.1. Without any item every p-value is 1: nothing is known.
 
+*The top class.* Normalisation "top" sets 1 at the class that the model finds most probable. Where several tie, as
+happens often in half precision, none is preferred by its index: all of them get 1.
+
 *Computation.* The scores are sorted once. A count #{alpha_i >= alpha} is then L minus one binary search, for
 all items and classes at once. Counts are integers; p-values, ``Levels`` and sets are read off them, each with
 at most one rounding. Scores are computed in float64 where the calibration probabilities were float64, else
@@ -45,17 +48,20 @@ Shapes: N items, K classes, L calibration items.
 from __future__ import annotations
 
 import inspect
+import json
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from ccssl.conformal.scores import SCORES, Score
-from ccssl.credal.possibility import Levels, Normalization, possibility
+from ccssl.credal.faults import check_indices, check_tensor, looks
+from ccssl.credal.possibility import Levels, Normalization, possibility, widest
 
 # Entries worked on at once, which bounds the extra memory. On the CPU a small chunk stays in its cache; on
 # other devices each chunk costs the launch of a dozen kernels.
@@ -80,8 +86,8 @@ class CalibrationConfig:
             raise ValueError(f"score must be one of {', '.join(SCORES)}, got {self.score!r}")
         if self.group not in (None, "label"):
             raise ValueError(f"group must be None or 'label', got {self.group!r}")
-        if self.chunk_size is not None and self.chunk_size < 1:
-            raise ValueError(f"chunk_size must be at least 1, got {self.chunk_size}")
+        if self.chunk_size is not None and (not _is_int(self.chunk_size) or self.chunk_size < 1):
+            raise ValueError(f"chunk_size must be at least 1, an int, got {self.chunk_size!r}")
         known = inspect.signature(self.score_function).parameters.keys() - {
             "probabilities",
             "labels",
@@ -102,6 +108,18 @@ class CalibrationConfig:
         """The name under which the score is known."""
         return self.score if isinstance(self.score, str) else getattr(self.score, "__name__", repr(self.score))
 
+    def to_json(self) -> str:
+        """Write down what a fitted state depends on: with another score it would mean something else."""
+        parameters = inspect.signature(self.score_function).parameters
+        defaults = {
+            name: p.default
+            for name, p in parameters.items()
+            if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
+        }
+        options = {**defaults, **self.options}
+        state = {"score": self.score_name, "options": options, "group": self.group, "smooth": bool(self.smooth)}
+        return json.dumps(state, sort_keys=True, default=repr)
+
 
 class Calibration(nn.Module):
     """Conformal calibration of a classifier.
@@ -119,8 +137,8 @@ class Calibration(nn.Module):
     tensor([[False,  True]])
 
     Everything calibrated is in the ``state_dict`` and can be loaded into a fresh ``Calibration`` of the same
-    configuration. Nothing here has a gradient. With ``validate=False`` nothing reads from the device, ``fit``
-    included, and nothing is said about scarce classes.
+    configuration; a state of another score, option, group or smoothing is refused. Nothing here has a gradient.
+    With ``validate=False`` nothing reads from the device, ``fit`` included, and nothing is said about scarce classes.
 
     Scores with draws of their own and ``smooth=True`` ask for an explicit ``generator``.
     """
@@ -128,6 +146,7 @@ class Calibration(nn.Module):
     scores: Tensor  # (L,) ascending
     class_counts: Tensor  # (K,) calibration items of each label; (0,) before fit
     keys: Tensor | None  # (L,) ascending, for group="label": label (L + 1) + rank of the score
+    recipe: Tensor  # uint8: the configuration as JSON, a tensor because some checkpoints hold nothing else
 
     def __init__(
         self,
@@ -144,7 +163,10 @@ class Calibration(nn.Module):
         self._score = partial(self.config.score_function, **options)
         self._draws = "uniform" in inspect.signature(self.config.score_function).parameters
         # A dry run: a bad option is refused here, not at the first batch.
-        self._alpha(torch.tensor([[0.5, 0.5]]), None, torch.ones(1))
+        trial = torch.tensor([[0.625, 0.375]], device="cpu"), torch.tensor([1], device="cpu")
+        check = self._check_score if callable(score) else self._alpha
+        check(*trial, torch.ones(1, device="cpu"))
+        self.register_buffer("recipe", torch.tensor(list(self.config.to_json().encode()), dtype=torch.uint8))
         self.register_buffer("scores", torch.empty(0))
         self.register_buffer("class_counts", torch.empty(0, dtype=torch.int64))
         self.register_buffer("keys", torch.empty(0, dtype=torch.int64) if group == "label" else None)
@@ -171,15 +193,40 @@ class Calibration(nn.Module):
         uniform_L = self._uniform(L, generator, probabilities.device) if self._draws else None
         dtype = torch.float64 if probabilities.dtype == torch.float64 else torch.float32
         labels = labels.long()
+        if callable(self.config.score) and self._looks_at(probabilities):
+            for rows in self._rows(probabilities):
+                uniform = None if uniform_L is None else uniform_L[rows]
+                self._check_score(probabilities[rows].to(dtype), labels[rows], uniform)
         alpha_L = torch.empty(L, dtype=dtype, device=probabilities.device)
         for rows in self._rows(probabilities):
             uniform = None if uniform_L is None else uniform_L[rows]
             alpha_L[rows] = self._alpha(probabilities[rows].to(dtype), labels[rows], uniform)
+        return self._take(alpha_L, labels, K)
+
+    @torch.no_grad()
+    def fit_scores(self, scores: Tensor, labels: Tensor, classes: int) -> Self:
+        """Take the scores of the calibration items (L,) at their labels (L,), computed elsewhere: piece by piece, say.
+
+        They must be what the score gives, in float32, or float64 where probabilities will be.
+
+        >>> from ccssl.conformal.scores import hinge
+        >>> held_out, labels = torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 1])
+        >>> Calibration("hinge").fit_scores(hinge(held_out, labels), labels, classes=2)
+        Calibration(score='hinge', size=2, classes=2)
+        """
+        if scores.dtype not in _DTYPES["scores"] or scores.ndim != 1 or scores.shape != labels.shape:
+            raise ValueError(
+                f"scores must be float32 or float64, one a label, {tuple(labels.shape)}, "
+                f"got {scores.dtype} of shape {tuple(scores.shape)}"
+            )
+        return self._take(scores, labels.long(), classes)
+
+    def _take(self, alpha_L: Tensor, labels: Tensor, classes: int) -> Self:
         self.scores, order_L = alpha_L.sort()
-        self.class_counts = labels.new_zeros(K).scatter_add_(0, labels, torch.ones_like(labels))
+        self.class_counts = labels.new_zeros(classes).scatter_add_(0, labels, torch.ones_like(labels))
         if self.config.group == "label":
             rank_L = torch.searchsorted(self.scores, self.scores)
-            self.keys = (labels[order_L] * (L + 1) + rank_L).sort().values
+            self.keys = (labels[order_L] * (len(alpha_L) + 1) + rank_L).sort().values
         self._warn_of_scarcity()
         return self
 
@@ -213,13 +260,16 @@ class Calibration(nn.Module):
     ) -> Tensor:
         """Return the possibility degrees (N, K): p-values with the maximum raised to 1.
 
-        ``"top"`` sets 1 at the most probable class of ``probabilities``. A degree is rounded once.
+        ``"top"`` sets 1 at the most probable class of ``probabilities``, at all of them where several tie. A degree
+        is rounded once.
         """
         if self.config.group is None and not self.config.smooth:
-            return self.levels(probabilities, normalization, generator=generator).dense(self.scores.dtype)
-        p_NK = self._p_values(probabilities, generator, torch.float64)
-        top = probabilities.argmax(-1) if normalization == "top" else None
-        return possibility(p_NK, normalization, top).to(self.scores.dtype)
+            levels = self.levels(probabilities, normalization, generator=generator)
+            return levels.dense(self.scores.dtype, validate=False)
+        p_NK = self._p_values(probabilities, generator, widest(self.scores.device))
+        if normalization == "top":
+            p_NK.masked_fill_(_most_probable(probabilities), 1)
+        return possibility(p_NK, normalization, validate=False).to(self.scores.dtype)
 
     @torch.no_grad()
     def levels(
@@ -231,7 +281,9 @@ class Calibration(nn.Module):
     ) -> Levels:
         """Return the same degrees as integer counts: what the projection takes in O(K + L).
 
-        They need one grid for all classes, which class-conditional and smoothed p-values do not have.
+        They need one grid for all classes, which class-conditional and smoothed p-values do not have. With
+        ``"top"`` the counts of the most probable classes are raised to L, so that ``Levels.p_values`` says 1 there;
+        what they were is in ``counts`` and ``p_values`` of the calibration.
         """
         if self.config.group == "label":
             raise ValueError(
@@ -243,8 +295,9 @@ class Calibration(nn.Module):
                 "levels needs p-values on a grid, with smooth=True they are continuous: call possibility()"
             )
         counts_NK = self.counts(probabilities, generator=generator)
-        top = probabilities.argmax(-1) if normalization == "top" else None
-        return Levels(counts_NK, self.size, normalization, top)
+        if normalization == "top":
+            counts_NK.masked_fill_(_most_probable(probabilities), self.size)
+        return Levels(counts_NK, self.size, normalization)
 
     @torch.no_grad()
     def predict_set(
@@ -254,8 +307,7 @@ class Calibration(nn.Module):
 
         The p-value is compared as the float64 nearest to the fraction, so that 1/10 >= 0.1 holds.
         """
-        if not 0 <= delta <= 1:
-            raise ValueError(f"delta must be a significance level in [0, 1], got {delta}")
+        check_delta(delta)
         if self.config.smooth:
             return self.p_values(probabilities, generator=generator) >= delta
         counts_NK = self.counts(probabilities, generator=generator)
@@ -277,6 +329,22 @@ class Calibration(nn.Module):
         if self._draws:
             return self._score(probabilities, labels, uniform=uniform)
         return self._score(probabilities, labels)
+
+    def _check_score(self, probabilities: Tensor, labels: Tensor, uniform: Tensor | None) -> None:
+        """Refuse a score that gives something else than a number for each class, or for each label the same."""
+        every, own = self._alpha(probabilities, None, uniform), self._alpha(probabilities, labels, uniform)
+        name, shape = self.config.score_name, probabilities.shape
+        for alpha, expected, what in ((every, shape, "without labels"), (own, shape[:1], "with labels")):
+            check_tensor(alpha, f"score {name!r}")
+            if alpha.shape != expected or not alpha.is_floating_point():
+                raise ValueError(
+                    f"score {name!r} must give numbers of shape {tuple(expected)} {what}, "
+                    f"got {alpha.dtype} of shape {tuple(alpha.shape)}"
+                )
+            if bool(alpha.isnan().any()):
+                raise ValueError(f"score {name!r} must give numbers, got NaN {what}")
+        if not torch.allclose(every.gather(-1, labels.unsqueeze(-1)).squeeze(-1), own):
+            raise ValueError(f"score {name!r} must give for labels the numbers that it gives for their classes")
 
     def _p_values(self, probabilities: Tensor, generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
         sizes = self._group_sizes()
@@ -339,17 +407,20 @@ class Calibration(nn.Module):
 
     def _uniform(self, n: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """Draw from (0, 1], one number an item, whatever the chunks."""
-        if generator is None:
+        if not isinstance(generator, torch.Generator):
             what = "smooth=True" if self.config.smooth else f"score {self.config.score_name!r}"
-            raise ValueError(f"generator must be a torch.Generator, for {what} draws at random; got None")
-        return (1 - torch.rand(n, dtype=torch.float64, generator=generator, device=generator.device)).to(device)
+            raise ValueError(f"generator must be a torch.Generator, for {what} draws at random; got {generator!r}")
+        uniform = 1 - torch.rand(n, dtype=torch.float64, generator=generator, device=generator.device)
+        return uniform.to(widest(device)).to(device)
 
     def _looks_at(self, tensor: Tensor) -> bool:
-        return tensor.device.type == "cpu" if self.config.validate is None else self.config.validate
+        return looks(tensor.device, self.config.validate)
+
+    # Warnings skip the frames between them and the caller: their own, the method's, and one of torch.no_grad's wrapper.
 
     def _warn_of_scarcity(self) -> None:
         if self.size == 0:
-            warnings.warn("the calibration set is empty: every p-value is 1", stacklevel=3)
+            warnings.warn("the calibration set is empty: every p-value is 1", stacklevel=5)
         elif self.config.group == "label" and self._looks_at(self.class_counts):
             n_K = self.class_counts
             without, fewest = int((n_K == 0).sum()), int(n_K[n_K > 0].min())
@@ -358,7 +429,7 @@ class Calibration(nn.Module):
                     f"with group='label' a p-value cannot fall below 1/(calibration items of the class + 1): "
                     f"{without} of {len(n_K)} classes have no item (p-value always 1), "
                     f"the scarcest other class has {fewest} (at least 1/{fewest + 1})",
-                    stacklevel=3,
+                    stacklevel=5,
                 )
 
     def _warn_of_floor(self, delta: float) -> None:
@@ -367,7 +438,7 @@ class Calibration(nn.Module):
                 warnings.warn(
                     f"delta {delta} excludes no class: with {self.size} calibration items no p-value "
                     f"is below 1/{self.size + 1}",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
         elif self._looks_at(self.class_counts):
             stuck = int((_least_count(delta, self.class_counts) <= 0).sum())
@@ -375,7 +446,7 @@ class Calibration(nn.Module):
                 warnings.warn(
                     f"delta {delta} never excludes {stuck} of {len(self.class_counts)} classes: their "
                     f"p-values are at least 1/(calibration items of the class + 1)",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
@@ -396,7 +467,11 @@ class Calibration(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Give the buffers the sizes and types of what is loaded, which depend on the calibration set."""
+        """Refuse a state that is not of this configuration, or broken; give the buffers its sizes and types."""
+        loaded = {name: state_dict[prefix + name] for name in self._buffers if prefix + name in state_dict}
+        if problem := self._problem(loaded):
+            error_msgs.append(f"{prefix or 'the state '}cannot be loaded: {problem}")
+            return
         for name, buffer in self._buffers.items():
             loaded = state_dict.get(prefix + name)
             if isinstance(loaded, Tensor) and buffer is not None:
@@ -405,9 +480,41 @@ class Calibration(nn.Module):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
 
+    def _problem(self, state: Mapping[str, Any]) -> str | None:
+        """Say what is wrong with a state, if anything."""
+        recipe = state.get("recipe")
+        own = self.config.to_json()
+        if isinstance(recipe, Tensor) and not recipe.is_meta:
+            found = bytes(recipe.tolist()).decode(errors="replace") if recipe.dtype == torch.uint8 else repr(recipe)
+            if found != own:
+                return f"it was made by {found}, this calibration is {own}"
+        for name, dtypes in _DTYPES.items():
+            tensor = state.get(name)
+            if tensor is None:
+                continue
+            if not isinstance(tensor, Tensor) or tensor.dtype not in dtypes or tensor.ndim != 1:
+                return f"{name} must be a list of numbers of {' or '.join(map(str, dtypes))}, got {tensor!r}"
+            if name != "class_counts" and not tensor.is_meta and not bool((tensor[1:] >= tensor[:-1]).all()):
+                return f"{name} must ascend, and do not"
+        return None
+
+
+_DTYPES = {
+    "scores": (torch.float32, torch.float64),
+    "keys": (torch.int64,),
+    "class_counts": (torch.int64,),
+}
+
+
+def check_delta(delta: float) -> None:
+    """Refuse what is no significance level."""
+    if not (isinstance(delta, Real) and 0 <= delta <= 1):
+        raise ValueError(f"delta must be a significance level in [0, 1], got {delta!r}")
+
 
 def check_probabilities(probabilities: Tensor, look: bool, *, may_be_empty: bool = False) -> None:
     """Refuse what is not a batch of distributions (N, K); ``look`` at the values, too."""
+    check_tensor(probabilities, "probabilities")
     shape = tuple(probabilities.shape)
     if probabilities.ndim != 2 or shape[1] < 2:
         raise ValueError(f"probabilities must have shape (items, classes) with at least 2 classes, got {shape}")
@@ -416,7 +523,7 @@ def check_probabilities(probabilities: Tensor, look: bool, *, may_be_empty: bool
     if not probabilities.is_floating_point():
         raise ValueError(f"probabilities must be floating point, got {probabilities.dtype}")
     if look:
-        least_N, sum_N = probabilities.amin(-1), probabilities.sum(-1, dtype=torch.float64)
+        least_N, sum_N = probabilities.amin(-1), probabilities.sum(-1, dtype=widest(probabilities.device))
         bad_N = ~((least_N >= 0) & ((sum_N - 1).abs() <= 0.01))  # wide enough for bfloat16; NaN is bad
         if bad_N.any():
             row = int(bad_N.nonzero()[0])
@@ -428,16 +535,9 @@ def check_probabilities(probabilities: Tensor, look: bool, *, may_be_empty: bool
 
 def check_labels(labels: Tensor, rows: Tensor, look: bool) -> None:
     """Refuse what is not one class index for each row of (..., K); ``look`` at the values, too."""
-    shape, classes = rows.shape[:-1], rows.shape[-1]
-    integer = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-    if not integer or labels.shape != shape:
-        raise ValueError(
-            f"labels must hold one class index a row, integers of shape {tuple(shape)}, "
-            f"got {labels.dtype} of shape {tuple(labels.shape)}"
-        )
-    if labels.device != rows.device:
-        raise ValueError(f"labels must be on {rows.device} like the rest, got {labels.device}")
+    check_indices(labels, rows, "labels")
     if look and labels.numel():
+        classes = rows.shape[-1]
         least, most = (int(bound) for bound in labels.aminmax())
         if least < 0 or most >= classes:
             raise ValueError(f"labels must be class indices in 0..{classes - 1}, got {least}..{most}")
@@ -445,9 +545,18 @@ def check_labels(labels: Tensor, rows: Tensor, look: bool) -> None:
 
 def _least_count(delta: float, sizes: Tensor) -> Tensor:
     """Return the least integer c with (c + 1) / (n + 1) >= delta in float64, for every n of ``sizes``."""
-    total = (sizes + 1).double()
+    total = (sizes + 1).to(widest(sizes.device))
     numerator = (delta * total).ceil()
     # The quotient decides: the product may be rounded across an integer, 0.07 * 100 > 7 but 7 / 100 is 0.07.
-    numerator = numerator - ((numerator - 1) / total >= delta).double()
-    numerator = numerator + (numerator / total < delta).double()
+    numerator = numerator - ((numerator - 1) / total >= delta).to(total.dtype)
+    numerator = numerator + (numerator / total < delta).to(total.dtype)
     return numerator.int() - 1
+
+
+def _most_probable(probabilities: Tensor) -> Tensor:
+    """Return the mask of the classes that attain the maximum of their row."""
+    return probabilities == probabilities.amax(-1, keepdim=True)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

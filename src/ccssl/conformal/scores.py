@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
 
 from torch import Tensor
 
@@ -70,8 +71,8 @@ def proportion(probabilities: Tensor, labels: Tensor | None = None, *, gamma: fl
     tensor([[0.5000, 2.0000, 2.0000],
             [0.0000,    inf,    inf]])
     """
-    if not 0 <= gamma < math.inf:
-        raise ValueError(f"gamma must be a finite number, at least 0, got {gamma}")
+    if not (isinstance(gamma, Real) and 0 <= gamma < math.inf):
+        raise ValueError(f"gamma must be a finite number, at least 0, got {gamma!r}")
     own, rival = _own_and_rival(probabilities, labels)
     damped = own + gamma
     return (rival / damped).masked_fill(damped == 0, math.inf)

@@ -44,10 +44,12 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,8 +57,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ccssl.conformal.calibration import Calibration, check_labels, check_probabilities
-from ccssl.credal.possibility import Levels, Possibility, as_dense, check_classes
+from ccssl.conformal.calibration import Calibration, check_delta, check_labels, check_probabilities
+from ccssl.credal.faults import looks
+from ccssl.credal.possibility import Levels, Possibility, as_dense, check_possibility, widest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,17 +70,15 @@ def validity_error(pi: Possibility, labels: Tensor, delta: float, *, validate: b
     """Return the share of items with pi(label) <= delta, a number on the device of pi.
 
     ``Levels`` are compared in float64, so that 1/10 <= 0.1 holds; a tensor in its own precision, with delta
-    rounded to it. ``validate`` looks at the labels' values, by default on the CPU only.
+    rounded to it. ``validate`` looks at values, by default on the CPU only.
 
     >>> pi = torch.tensor([[1.0, 0.2], [0.1, 1.0], [1.0, 0.05]])
     >>> validity_error(pi, torch.tensor([0, 0, 1]), delta=0.1)
     tensor(0.6667)
     """
-    degrees = pi.counts if isinstance(pi, Levels) else pi
-    check_classes(degrees, "pi")
-    check_labels(labels, degrees, degrees.device.type == "cpu" if validate is None else validate)
-    if not 0 <= delta <= 1:
-        raise ValueError(f"delta must be a significance level in [0, 1], got {delta}")
+    check_possibility(pi, validate)
+    check_labels(labels, pi.counts if isinstance(pi, Levels) else pi, looks(pi.device, validate))
+    check_delta(delta)
     labels = labels.long()
     at_label = _levels_at(pi, labels) if isinstance(pi, Levels) else _entry(pi, labels)
     return (at_label <= delta).float().mean()
@@ -90,13 +91,13 @@ class Efficiency(NamedTuple):
     per_class: Tensor  # (K,)
 
 
-def efficiency(pi: Possibility) -> Efficiency:
+def efficiency(pi: Possibility, *, validate: bool | None = None) -> Efficiency:
     """Return the mean possibility over all items and classes, and that of each class.
 
     >>> efficiency(torch.tensor([[1.0, 0.5], [1.0, 0.0]]))
     Efficiency(overall=tensor(0.6250), per_class=tensor([1.0000, 0.2500]))
     """
-    check_classes(pi.counts if isinstance(pi, Levels) else pi, "pi")
+    check_possibility(pi, validate)
     dense = as_dense(pi)
     rows_NK = dense.reshape(-1, dense.shape[-1])
     per_class_K = rows_NK.mean(0, dtype=torch.promote_types(dense.dtype, torch.float32))
@@ -169,10 +170,15 @@ class Audit:
     def plot(self, path: str | Path) -> Path:
         """Write the picture to ``path``, in the format of its ending."""
         path = Path(path)
-        if path.suffix == ".svg":
-            path.write_text(self.svg(), encoding="utf-8")
-        else:
-            self.figure().savefig(path, dpi=160)
+        partial = path.with_name(f".{path.name}.partial{path.suffix}")
+        try:
+            if path.suffix == ".svg":
+                partial.write_text(self.svg(), encoding="utf-8")
+            else:
+                self.figure().savefig(partial, dpi=160)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
         return path
 
 
@@ -204,16 +210,21 @@ def audit(
     """
     check_probabilities(probabilities, look=True)
     check_labels(labels, probabilities, look=True)
-    tests = len(deltas) + 1
-    if len(deltas) == 0 or not all(0 < delta < 1 for delta in deltas):
-        raise ValueError(f"deltas must be significance levels in (0, 1), one or more, got {deltas}")
-    if not 0 < level < 1 or simulations < 1 or 1 / (simulations + 1) >= level / tests:
+    listed = tuple(deltas) if isinstance(deltas, Iterable) else ()
+    if not listed or not all(isinstance(delta, Real) and 0 < delta < 1 for delta in listed):
+        raise ValueError(f"deltas must be significance levels in (0, 1), a sequence of one or more, got {deltas!r}")
+    tests = len(listed) + 1
+    if not (isinstance(level, Real) and 0 < level < 1 and isinstance(simulations, int)) or (
+        simulations < 1 or 1 / (simulations + 1) >= level / tests
+    ):
         raise ValueError(
-            f"level must be in (0, 1) and simulations more than {tests}/level so that the simulated test can "
-            f"reject, got level {level} and simulations {simulations}"
+            f"level must be in (0, 1) and simulations, an int, more than {tests}/level so that the simulated test "
+            f"can reject, got level {level!r} and simulations {simulations!r}"
         )
+    if not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed must be an int, at least 0, got {seed!r}")
     p_n, group_n, sample = _true_label_p_values(calibration, probabilities, labels, generator)
-    rows = tuple(_row(delta, p_n, sample) for delta in deltas)
+    rows = tuple(_row(delta, p_n, sample) for delta in listed)
     uniformity, curve = _uniformity(p_n, group_n, sample, simulations, seed)
     smallest = min([row.p_value for row in rows] + [uniformity.excess_p_value])
     valid = smallest >= level / tests
@@ -234,9 +245,9 @@ def _entry(rows: Tensor, labels: Tensor) -> Tensor:
 
 
 def _levels_at(pi: Levels, labels: Tensor) -> Tensor:
-    """Return pi(label) in float64, without the degrees of the other classes."""
+    """Return pi(label) in float64 (where there is one), without the degrees of the other classes."""
     count = _entry(pi.counts, labels)
-    numerator = (count + 1).double()
+    numerator = (count + 1).to(widest(count.device))
     if pi.normalization == "proportional":
         return numerator / (pi.counts.amax(-1) + 1)
     at_top = count == pi.counts.amax(-1) if pi.top is None else labels == pi.top
@@ -259,7 +270,7 @@ def _true_label_p_values(
     for p_NK, label_N in zip(probabilities.split(1024), labels.split(1024), strict=True):
         p_value_NK = calibration.p_values(p_NK, generator=generator)
         at_label.append(_entry(p_value_NK, label_N.long()))
-    p_n = torch.cat(at_label).double().cpu().numpy()
+    p_n = torch.cat(at_label).cpu().double().numpy()
     if calibration.config.group == "label":
         present, group_n = np.unique(labels.cpu().numpy(), return_inverse=True)
         cells = calibration.class_counts.cpu().numpy()[present] + 1

@@ -14,12 +14,15 @@ gradient softmax(z) - p*. A one-hot pi makes it the cross-entropy, an all-ones p
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from ccssl.credal.possibility import Possibility, check_classes
+from ccssl.credal.faults import Fault, check_classes, check_indices, check_tensor, logit_faults, looks, refuse
+from ccssl.credal.possibility import Possibility
 from ccssl.credal.projection import operator, prepare
 
 Reduction = Literal["mean", "sum", "none"]
@@ -49,6 +52,10 @@ def credal_loss(
     >>> loss.detach(), logits.grad  # softmax is (.84, .11, .04), its projection (.29, .70, .01)
     (tensor(0.9444), tensor([[ 0.5580, -0.5858,  0.0278]]))
     """
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(logits).tangent is not None:
+        raise RuntimeError(
+            "credal_loss has no forward-mode derivative: use reverse mode, loss.backward() or torch.autograd.grad"
+        )
     average = weight is None and reduction == "mean"
     loss = operator(*prepare(logits, pi, validate), gradient=True, average=average)[0]
     return loss if average else _reduce(loss, weight, reduction)
@@ -60,6 +67,8 @@ def relaxation_loss(
     alpha: Tensor | float,
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
+    *,
+    validate: bool | None = None,
 ) -> Tensor:
     r"""Return the credal loss of pi = (1 at ``label``, ``alpha`` at every other class), in closed form.
 
@@ -68,7 +77,8 @@ def relaxation_loss(
 
         (1 - alpha) log((1 - alpha) / q(label)) + alpha log(alpha / (1 - q(label)))
 
-    label (...): class indices; alpha: a number, or one an item, in [0, 1]. alpha = 0 is the cross-entropy.
+    label (...): class indices; alpha: a number, or one an item, in [0, 1]; no gradient flows to it. alpha = 0 is
+    the cross-entropy. ``validate`` as in ``credal_loss``; an item with a value that is not finite costs NaN.
 
     >>> relaxation_loss(torch.zeros(1, 4), torch.tensor([2]), alpha=0.5)
     tensor(0.1438)
@@ -78,29 +88,43 @@ def relaxation_loss(
     check_classes(logits, "logits")
     if not logits.is_floating_point():
         raise ValueError(f"logits must be floating point, got {logits.dtype}")
-    if label.is_floating_point() or label.shape != logits.shape[:-1]:
+    check_indices(label, logits, "label", validate)
+    if not isinstance(alpha, Tensor):
+        if not (isinstance(alpha, Real) and 0 <= alpha <= 1):
+            raise ValueError(f"alpha must lie in [0, 1], got {alpha!r}")
+    elif alpha.is_complex() or alpha.shape not in ((), label.shape):
         raise ValueError(
-            f"label must hold a class index an item, integers of shape {tuple(logits.shape[:-1])}, "
-            f"got {label.dtype} of shape {tuple(label.shape)}"
+            f"alpha must be a number, or one an item, real of shape {tuple(label.shape)}, "
+            f"got {alpha.dtype} of shape {tuple(alpha.shape)}"
         )
-    if isinstance(alpha, float | int) and not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must lie in [0, 1], got {alpha}")
+    elif alpha.device != logits.device:
+        raise ValueError(f"alpha must be on {logits.device} like logits, got {alpha.device}")
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    alpha = torch.as_tensor(alpha, dtype=logits.dtype, device=logits.device)
+    alpha = torch.as_tensor(alpha, dtype=logits.dtype, device=logits.device).detach()
+    if looks(logits.device, validate):
+        alpha_1 = alpha.unsqueeze(-1)
+        refuse(logit_faults(logits))
+        refuse([Fault(~((alpha_1 >= 0) & (alpha_1 <= 1)), alpha_1, "alpha must lie in [0, 1]")])
     column = label.long().unsqueeze(-1)
     log_q = logits.log_softmax(-1)
     log_q_label = log_q.gather(-1, column).squeeze(-1)
     log_q_rest = log_q.scatter(-1, column, -torch.inf).logsumexp(-1)
-    outside = log_q_label < torch.log1p(-alpha)
+    inside = log_q_label >= torch.log1p(-alpha)  # not so for NaN, which must not turn into 0
     keep, rest = 1 - alpha, alpha
     divergence = keep * (torch.log1p(-alpha) - log_q_label) + torch.xlogy(rest, rest) - rest * log_q_rest
-    return _reduce(divergence.where(outside, 0).clamp(min=0), weight, reduction)
+    return _reduce(divergence.masked_fill(inside, 0).clamp(min=0), weight, reduction)
 
 
 def _reduce(loss: Tensor, weight: Tensor | None, reduction: Reduction) -> Tensor:
     if weight is not None:
-        if weight.shape != loss.shape:
-            raise ValueError(f"weight must have one number an item, {tuple(loss.shape)}, got {tuple(weight.shape)}")
+        check_tensor(weight, "weight")
+        if weight.shape != loss.shape or weight.is_complex():
+            raise ValueError(
+                f"weight must have one number an item, {tuple(loss.shape)}, "
+                f"got {tuple(weight.shape)} of {weight.dtype}"
+            )
+        if weight.device != loss.device:
+            raise ValueError(f"weight must be on {loss.device} like logits, got {weight.device}")
         loss = loss * weight
     if reduction == "mean":
         return loss.mean()

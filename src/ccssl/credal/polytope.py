@@ -36,7 +36,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ccssl.credal.possibility import Levels, Possibility, as_dense, check_classes
+from ccssl.credal.faults import check_classes, check_tensor
+from ccssl.credal.possibility import Levels, Possibility, as_dense, check_possibility, contains
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,11 +114,17 @@ def draw(
 
             projection = project(prediction, pi_K)
         projection = _check_distribution(projection, "projection", K)
+        if not bool(contains(projection, pi_K, atol=1e-3)):
+            raise ValueError(f"projection must lie in the credal set of pi, got {projection.tolist()}")
     return _picture(pi_K, extreme_points(pi_K), prediction, projection, names)
 
 
 def _single_distribution(pi: Possibility) -> Tensor:
     """Return pi in float64 on the CPU, refusing what is not one possibility distribution."""
+    if isinstance(pi, Levels):
+        check_possibility(pi, validate=True)
+    else:
+        check_tensor(pi, "pi")
     if len(pi.shape) != 1:
         raise ValueError(f"pi must be a single distribution of shape (K,), got shape {tuple(pi.shape)}")
     if isinstance(pi, Tensor) and not pi.is_floating_point():

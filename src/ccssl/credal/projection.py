@@ -26,8 +26,10 @@ on z through -sum_k p_k log q_k, ::
 
     d loss / d z = softmax(z) - p*.
 
-No derivative runs through the solver. The loss is convex in log q and once continuously differentiable; its
-second derivative jumps where the hull changes, and is refused.
+No derivative runs through the solver. The loss is convex in q (KL is jointly convex, and a minimum over a convex
+set keeps that), not in the logits, where it is once continuously differentiable; its second derivative jumps where
+the hull changes, and is refused. Forward-mode differentiation, which no operator with a derivative of its own has,
+is refused as well (``credal_loss``).
 
 ``project`` takes probabilities, ``project_logits`` logits (right even where softmax underflows), and
 ``ccssl.credal.loss`` gives the loss. All three pass through the torch operator ``ccssl::credal``, which picks the
@@ -44,10 +46,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ccssl.credal.possibility import Levels, Possibility, check_classes
-
-# From this many levels a class on, scanning levels costs more than sorting classes.
-LEVELS_PER_CLASS = 8
+from ccssl.credal.faults import check_classes, check_tensor, level_faults, looks, real_faults, refuse
+from ccssl.credal.possibility import Levels, Possibility, widest
 
 # The kernel for a device type, and what stands in where it cannot be imported.
 KERNELS = {"cpu": "numba", "cuda": "triton"}
@@ -67,12 +67,16 @@ def project(q: Tensor, pi: Possibility, *, validate: bool | None = None) -> Tens
     check_classes(q, "q")
     if not q.is_floating_point():
         raise ValueError(f"q must be floating point, got {q.dtype}")
-    exact_K = q.detach().double() if q.device.type != "mps" else q.detach().float()
-    if _validates(q, validate):
+    exact_K = q.detach().to(widest(q.device))
+    if looks(q.device, validate):
         _check_distribution(exact_K)
+    zero_K = exact_K == 0
     log_q_K = exact_K.log()
-    least_1 = log_q_K.where(exact_K > 0, torch.inf).amin(-1, keepdim=True)
-    return project_logits(log_q_K.where(exact_K > 0, least_1 - 100), pi, validate=validate).to(q.dtype)
+    least_1 = log_q_K.masked_fill(zero_K, torch.inf).amin(-1, keepdim=True)
+    log_q_K = log_q_K.where(~zero_K, least_1 - 100)
+    p_K = operator(*prepare(log_q_K, pi, validate, "q"), gradient=False, average=False)[1]
+    # What a zero shares with other classes is below e^-100; what it must take is a step of pi.
+    return p_K.masked_fill(zero_K & (p_K < 1e-43), 0).to(q.dtype)
 
 
 def project_logits(logits: Tensor, pi: Possibility, *, validate: bool | None = None) -> Tensor:
@@ -97,40 +101,48 @@ class Problem(NamedTuple):
     validate: bool  # whether to check values
 
 
-def prepare(logits: Tensor, pi: Possibility, validate: bool | None) -> Problem:
+def prepare(logits: Tensor, pi: Possibility, validate: bool | None, name: str = "logits") -> Problem:
     """Check shapes and types of a model's logits and a possibility distribution, and bring them together.
 
+    ``name`` is what the caller calls the first.
     Value checks that would read from an accelerator are asked for only if ``validate`` is True; on the CPU they
     cost next to nothing and run unless it is False.
     """
-    check_classes(logits, "logits")
+    check_classes(logits, name)
     if not logits.is_floating_point():
-        raise ValueError(f"logits must be floating point, got {logits.dtype}")
+        raise ValueError(f"{name} must be floating point, got {logits.dtype}")
+    quantised = isinstance(pi, Levels)
+    if not quantised:
+        check_tensor(pi, "pi")
     if pi.device != logits.device:
-        raise ValueError(f"pi must be on {logits.device} like logits, got {pi.device}")
-    checked = _validates(logits, validate)
-    if isinstance(pi, Levels):
+        raise ValueError(f"pi must be on {logits.device} like {name}, got {pi.device}")
+    # Inside the operator, which is opaque to the compiler, values may be looked at while a graph runs.
+    checked = logits.device.type == "cpu" if validate is None else validate
+    if quantised:
         if logits.dtype.itemsize < 4:
             logits = logits.float()
-        counts = pi.counts if pi.counts.dtype == torch.int32 else pi.counts.int()
+        counts = _broadcast(pi.counts, logits, "pi.counts", name)
         top = None if pi.top is None else pi.top.expand(logits.shape[:-1])
-        counts = _broadcast(counts, logits, "pi.counts")
         return Problem(logits, counts, top, pi.size, pi.normalization == "proportional", checked)
     if not pi.is_floating_point():
         raise ValueError(f"pi must be floating point or Levels, got {pi.dtype}")
     if not (pi.dtype == logits.dtype and pi.dtype.itemsize >= 4):
         wide = torch.promote_types(torch.promote_types(logits.dtype, pi.dtype), torch.float32)
         logits, pi = logits.to(wide), pi.to(wide)
-    return Problem(logits, _broadcast(pi, logits, "pi"), None, -1, False, checked)
+    return Problem(logits, _broadcast(pi, logits, "pi", name), None, -1, False, checked)
 
 
 @functools.cache
 def kernel(device_type: str) -> ModuleType:
-    """Return the kernel module for a kind of device; the plain torch one where the special one won't import."""
+    """Return the kernel module for a kind of device; the plain torch one where the special one won't import.
+
+    A compiler that is missing fails with an ImportError; one that does not fit to this Python or this numpy with
+    whatever it met first. ``ccssl doctor`` tells which kernel is in use.
+    """
     name = KERNELS.get(device_type, FALLBACK)
     try:
         return importlib.import_module(f"ccssl.credal.kernels.{name}")
-    except ImportError:
+    except Exception:
         return importlib.import_module(f"ccssl.credal.kernels.{FALLBACK}")
 
 
@@ -158,11 +170,16 @@ def _credal(
     shape = logits.shape
     z_NK, pi_NK = logits.detach().reshape(-1, shape[-1]).contiguous(), pi.reshape(-1, shape[-1]).contiguous()
     solver = kernel(logits.device.type)
-    if size < 0:
-        loss_N, out_NK = solver.solve(z_NK, pi_NK, gradient, validate)
-    else:
-        top_N = None if top is None else top.reshape(-1)
-        loss_N, out_NK = solver.solve_levels(z_NK, pi_NK, top_N, size, proportional, gradient, validate)
+    try:
+        if size < 0:
+            loss_N, out_NK = solver.solve(z_NK, pi_NK, gradient, validate)
+        else:
+            top_N = None if top is None else top.reshape(-1)
+            loss_N, out_NK = solver.solve_levels(z_NK, pi_NK, top_N, size, proportional, gradient, validate)
+    except ValueError:
+        # Say it again with the row's place in the shape that the caller knows.
+        refuse(real_faults(logits, pi) if size < 0 else level_faults(logits, pi, top, size))
+        raise
     return loss_N.mean() if average else loss_N.reshape(shape[:-1]), out_NK.reshape(shape)
 
 
@@ -188,16 +205,23 @@ def _backward(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None
     if residual is None:
         raise RuntimeError("the operator ccssl::credal carries a gradient only if called with gradient=True")
     scale = upstream / ctx.rows if ctx.rows else upstream.unsqueeze(-1)
-    gradient = _Once.apply(residual * scale, logits) if torch.is_grad_enabled() else residual * scale
+    # Outside of _Once, for the gradient is linear in what comes from above: a weight, say.
+    gradient = (_Once.apply(residual, logits) if torch.is_grad_enabled() else residual) * scale
     return gradient, None, None, None, None, None, None, None
 
 
 class _Once(torch.autograd.Function):
     """A first derivative that depends on the logits, in a graph from which a second one could be asked."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, logits: Tensor) -> Tensor:
+    def forward(gradient: Tensor, logits: Tensor) -> Tensor:
         return gradient.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep nothing: the backward pass only refuses."""
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> None:
@@ -212,23 +236,19 @@ torch.library.register_fake("ccssl::credal", _fake)
 torch.library.register_autograd("ccssl::credal", _backward, setup_context=_save)
 
 
-def _validates(tensor: Tensor, validate: bool | None) -> bool:
-    return tensor.device.type == "cpu" if validate is None else validate
-
-
-def _broadcast(pi: Tensor, logits: Tensor, name: str) -> Tensor:
+def _broadcast(pi: Tensor, logits: Tensor, name: str, other: str) -> Tensor:
     """Expand pi to the shape of the logits, or say what does not fit."""
     if pi.shape == logits.shape:
         return pi
     if pi.ndim < 1 or pi.shape[-1] != logits.shape[-1]:
         raise ValueError(
-            f"{name} must have as many classes as logits, {logits.shape[-1]}, got shape {tuple(pi.shape)}"
+            f"{name} must have as many classes as {other}, {logits.shape[-1]}, got shape {tuple(pi.shape)}"
         )
     try:
         return pi.expand(logits.shape)
     except RuntimeError:
         raise ValueError(
-            f"{name} must have the shape of logits, {tuple(logits.shape)}, got {tuple(pi.shape)}"
+            f"{name} must have the shape of {other}, {tuple(logits.shape)}, got {tuple(pi.shape)}"
         ) from None
 
 

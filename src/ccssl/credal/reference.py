@@ -24,19 +24,22 @@ import math
 import torch
 from torch import Tensor
 
-from ccssl.credal.possibility import Possibility, as_dense
+from ccssl.credal.faults import Fault, check_classes, refuse
+from ccssl.credal.possibility import Possibility, as_dense, check_possibility
 
 SLACK = 1e-12  # rounding allowed when a constraint is checked
 
 
 def project_reference(q: Tensor, pi: Possibility) -> Tensor:
     """Return the projection of q (N, K) onto Q_pi (N, K) in float64."""
+    _check(q, pi)
     rows = zip(q.double().tolist(), as_dense(pi, torch.float64).tolist(), strict=True)
     return torch.tensor([_project_row(q_K, pi_K) for q_K, pi_K in rows], dtype=torch.float64)
 
 
 def credal_loss_reference(logits: Tensor, pi: Possibility) -> Tensor:
     """Return KL(p^r || softmax(logits)) of each row of logits (N, K) in float64."""
+    check_classes(logits, "logits")
     q_NK = logits.double().softmax(-1)
     p_NK = project_reference(q_NK, pi)
     return torch.tensor(
@@ -46,6 +49,16 @@ def credal_loss_reference(logits: Tensor, pi: Possibility) -> Tensor:
         ],
         dtype=torch.float64,
     )
+
+
+def _check(q: Tensor, pi: Possibility) -> None:
+    check_classes(q, "q")
+    check_possibility(pi, validate=True)
+    if q.ndim != 2 or q.shape != pi.shape:
+        raise ValueError(
+            f"q and pi must have the same shape (rows, classes), got {tuple(q.shape)} and {tuple(pi.shape)}"
+        )
+    refuse([Fault(~(q > 0), q, "q must be positive, as Algorithm 1 divides by it")])
 
 
 def _project_row(q_K: list[float], pi_K: list[float]) -> list[float]:

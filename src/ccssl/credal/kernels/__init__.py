@@ -8,5 +8,5 @@ Each kernel module offers::
 with ``out`` = p, the projection, or, with ``gradient``, softmax(logits) - p. Logits and pi are float32 or
 float64, counts int32; all are contiguous and on one device. ``torch.py`` runs anywhere and is the simplest;
 ``numba.py`` is linear and fast on CPUs; ``triton.py`` replaces the inner loop of ``torch.py`` on CUDA;
-``faults.py`` says what is wrong with a value. Only ``ccssl.credal.projection`` calls them.
+Only ``ccssl.credal.projection`` calls them.
 """

@@ -36,16 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ccssl.credal.kernels.faults import (
-    BAD_COUNT,
-    BAD_LOGITS,
-    BAD_PI,
-    BAD_TOP,
-    NO_ONE,
-    SLACK,
-    check_counts,
-    raise_fault,
-)
+from ccssl.credal import faults
 from ccssl.credal.possibility import Levels
 
 # Rows whose last block has less mass than this are solved in log-space: the smallest normal number, with a
@@ -56,9 +47,8 @@ LEVELS_PER_CLASS = 8  # with more levels than this a class, sorting classes is c
 CHUNK = 8  # groups looked at together before the walk: few, so that little is walked around each vertex
 PARALLEL_WORK = 1 << 17  # numbers in a call from which several threads pay
 HIGH_HALF = 1 if sys.byteorder == "little" else 0  # where an int64 seen as two float32 keeps its upper half
+MINUS_ZERO = -(1 << 31)  # -0.0 in float32, seen as an int32
 SORT_WORK = 1 << 16  # numbers sorted at once: bounds the extra memory
-
-# A row's status: 0, or the kind of fault times 2^32 plus the first class at fault.
 
 
 def _jit(function: Callable[..., Any]) -> Any:
@@ -107,16 +97,16 @@ def _exp_rows(z_NK: np.ndarray, e_NK: np.ndarray) -> None:
 
 
 @_jit
-def _nonfinite(z_K: np.ndarray, q_K: np.ndarray) -> int:
-    """Return the first class whose logit is not finite, or -1; where q is positive there is none."""
+def _finite(z_K: np.ndarray, q_K: np.ndarray) -> bool:
+    """Tell whether all logits are finite; where q is positive they are."""
     ordinary = 0
     for k in range(len(q_K)):
         ordinary += q_K[k] > 0
     if ordinary < len(q_K):
         for k in range(len(z_K)):
             if not np.isfinite(z_K[k]):
-                return k
-    return -1
+                return False
+    return True
 
 
 @_jit
@@ -217,8 +207,9 @@ def _walk(
 
     Where there are many groups they are first taken in chunks. The hull over the ends of chunks, H, lies nowhere
     below the true one. A vertex inside a chunk would lie on the true hull, so below H, which rises: a chunk whose
-    *first* possibility is not below H at the chunk's *end* holds no vertex, and its mass goes to the next group that
-    may be one. Sums start anew in each coarse block: compared with small ones, differences of large ones would be noise.
+    *first* possibility is not below H at the chunk's *end* holds no vertex, and its mass goes to the next group
+    that may be one. Sums start anew in each coarse block: compared with small ones, differences of large ones
+    would be noise.
     """
     blocks = 0
     reached = 0.0
@@ -298,7 +289,7 @@ def _levels_rows(
     ready: bool,
     out_NK: np.ndarray,
     loss_N: np.ndarray,
-    status_N: np.ndarray,
+    bad_N: np.ndarray,
 ) -> None:
     """Solve rows of quantised pi. ``out_NK`` holds softmax(z) where ``ready``; it is overwritten."""
     N, K = z_NK.shape
@@ -318,30 +309,14 @@ def _levels_rows(
     for n in range(N):
         z_K, q_K, count_K = z_NK[n], out_NK[n], counts_NK[n]
         loss_N[n] = np.nan
-        status_N[n] = 0
         least, most = count_K[0], count_K[0]
         for k in range(1, K):
             least = min(least, count_K[k])
             most = max(most, count_K[k])
-        if least < -1 or most > size:
-            for k in range(K):
-                if count_K[k] < -1 or count_K[k] > size:
-                    status_N[n] = (BAD_COUNT << 32) + k
-                    break
-            q_K[:] = np.nan
-            continue
         top = top_N[n] if has_top else -1
-        if has_top and (top < 0 or top >= K):
-            status_N[n] = BAD_TOP << 32
-            q_K[:] = np.nan
-            continue
-        if not has_top and most < 0:
-            status_N[n] = NO_ONE << 32
-            q_K[:] = np.nan
-            continue
-        bad = _nonfinite(z_K, q_K)
-        if bad >= 0:
-            status_N[n] = (BAD_LOGITS << 32) + bad
+        possible = 0 <= top < K if has_top else most >= 0
+        bad_N[n] = least < -1 or most > size or not possible or not _finite(z_K, q_K)
+        if bad_N[n]:
             q_K[:] = np.nan
             continue
 
@@ -406,7 +381,8 @@ def _keys(pi_NK: np.ndarray, key_NK: np.ndarray) -> None:
     bits_NK = pi_NK.view(np.int32)
     for n in range(N):
         for k in range(K):
-            key_NK[n, k] = (np.int64(bits_NK[n, k]) << 32) | np.int64(k)
+            bits = bits_NK[n, k] if bits_NK[n, k] != MINUS_ZERO else 0  # as it would hide what is below 0
+            key_NK[n, k] = (np.int64(bits) << 32) | np.int64(k)
 
 
 @_jit
@@ -420,7 +396,7 @@ def _sorted_rows(
     ready: bool,
     out_NK: np.ndarray,
     loss_N: np.ndarray,
-    status_N: np.ndarray,
+    bad_N: np.ndarray,
 ) -> None:
     """Solve rows of real-valued pi, given in ascending order; the low halves of ``key_NK`` name the classes."""
     N, K = z_NK.shape
@@ -432,21 +408,14 @@ def _sorted_rows(
     for n in range(N):
         z_K, out_K = z_NK[n], out_NK[n]
         loss_N[n] = np.nan
-        status_N[n] = 0
         for i in range(K):
             class_K[i] = key_NK[n, i] & 0xFFFFFFFF
             q_K[i] = out_K[class_K[i]]
             pi_K[i] = sorted_NK[n, i]
-        bad = _nonfinite(z_K, q_K)
-        if bad >= 0:
-            status_N[n] = (BAD_LOGITS << 32) + bad
-        elif not pi_K[0] >= 0:  # sorting has put what is below 0, above 1 or NaN at one of the ends
-            status_N[n] = (BAD_PI << 32) + class_K[0]
-        elif not pi_K[K - 1] <= 1 + slack:
-            status_N[n] = (BAD_PI << 32) + class_K[K - 1]
-        elif pi_K[K - 1] < 1 - slack:
-            status_N[n] = NO_ONE << 32
-        if status_N[n] != 0:
+        # Sorting has put what is below 0, above 1 or NaN at one of the ends.
+        normal = pi_K[0] >= 0 and 1 - slack <= pi_K[K - 1] <= 1 + slack
+        bad_N[n] = not normal or not _finite(z_K, q_K)
+        if bad_N[n]:
             out_K[:] = np.nan
             continue
         pi_K[K - 1] = 1.0
@@ -470,9 +439,9 @@ def solve(logits_NK: Tensor, pi_NK: Tensor, gradient: bool, validate: bool) -> t
     """Solve for real-valued pi: sort classes a few rows at a time, then walk."""
     ready, out_NK = _softmax(logits_NK)
     N, K = logits_NK.shape
-    loss_N, status_N = torch.empty(N, dtype=logits_NK.dtype), np.empty(N, np.int64)
+    loss_N, bad_N = torch.empty(N, dtype=logits_NK.dtype), np.empty(N, np.bool_)
     z, pi, out, loss = logits_NK.numpy(), pi_NK.numpy(), out_NK.numpy(), loss_N.numpy()
-    tiny, slack = TINY[logits_NK.dtype], SLACK * torch.finfo(pi_NK.dtype).eps
+    tiny, slack = TINY[logits_NK.dtype], faults.SLACK * torch.finfo(pi_NK.dtype).eps
     step = max(1, SORT_WORK // K)
 
     def work(first: int, end: int) -> None:
@@ -486,13 +455,11 @@ def solve(logits_NK: Tensor, pi_NK: Tensor, gradient: bool, validate: bool) -> t
             else:
                 key = pi[rows].argsort(-1)
                 ascending = np.take_along_axis(pi[rows], key, -1)
-            _sorted_rows(
-                z[rows], ascending, key, gradient, tiny, slack, ready, out[rows], loss[rows], status_N[rows]
-            )
+            _sorted_rows(z[rows], ascending, key, gradient, tiny, slack, ready, out[rows], loss[rows], bad_N[rows])
 
     _spread(work, N, K)
-    if validate and status_N.any():
-        _raise_first(status_N, logits_NK, pi_NK)
+    if validate and bad_N.any():
+        faults.refuse(faults.real_faults(logits_NK, pi_NK))
     return loss_N, out_NK
 
 
@@ -509,11 +476,11 @@ def solve_levels(
     N, K = logits_NK.shape
     if size + 3 > LEVELS_PER_CLASS * K:
         if validate:
-            check_counts(counts_NK, top_N, size)
+            faults.refuse(faults.count_faults(counts_NK, top_N, size))
         levels = Levels(counts_NK, size, "proportional" if proportional else "top", top_N)
-        return solve(logits_NK, levels.dense(logits_NK.dtype), gradient, validate)
+        return solve(logits_NK, levels.dense(logits_NK.dtype, validate=False), gradient, validate)
     ready, out_NK = _softmax(logits_NK)
-    loss_N, status_N = torch.empty(N, dtype=logits_NK.dtype), np.empty(N, np.int64)
+    loss_N, bad_N = torch.empty(N, dtype=logits_NK.dtype), np.empty(N, np.bool_)
     z, counts, out, loss = logits_NK.numpy(), counts_NK.numpy(), out_NK.numpy(), loss_N.numpy()
     top = np.empty(0, np.int64) if top_N is None else top_N.long().contiguous().numpy()
     tiny = TINY[logits_NK.dtype]
@@ -522,21 +489,13 @@ def solve_levels(
         rows = slice(first, end)
         _levels_rows(
             z[rows], counts[rows], top[rows], size, proportional, gradient, tiny, ready,
-            out[rows], loss[rows], status_N[rows],
+            out[rows], loss[rows], bad_N[rows],
         )  # fmt: skip
 
     _spread(work, N, K)
-    if validate and status_N.any():
-        _raise_first(status_N, logits_NK, counts_NK, top_N, size)
+    if validate and bad_N.any():
+        faults.refuse(faults.level_faults(logits_NK, counts_NK, top_N, size))
     return loss_N, out_NK
-
-
-def _raise_first(
-    status_N: np.ndarray, logits_NK: Tensor, pi_NK: Tensor, top_N: Tensor | None = None, size: int = -1
-) -> None:
-    n = int(np.flatnonzero(status_N)[0])
-    fault, k = divmod(int(status_N[n]), 1 << 32)
-    raise_fault(fault, n, k, logits_NK, pi_NK, top_N, size)
 
 
 def _softmax(logits_NK: Tensor) -> tuple[bool, Tensor]:
