@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.table import Table
 
-NAMES = ("loss", "memory", "p_values", "imports")
+NAMES = ("loss", "memory", "p_values", "augment", "training", "imports")
 RESULTS = Path(__file__).with_name("RESULTS.md")
 PACKAGES = ("ccssl", "torch", "numpy", "numba", "crepes", "torchcp", "entmax")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
