@@ -1,0 +1,41 @@
+"""A small convolutional network for CPUs: five convolutions, most of them on maps of 7x7 and 4x4.
+
+On a CPU the early layers cost the most: large maps, few channels, little arithmetic for the memory they touch. So the
+first convolution steps by two, a pooling follows at once, and the depth comes afterwards, where maps are small. About 6
+million multiply-adds for an image of 28x28 or 32x32. Smaller images (8x8 digits) are not reduced before the second
+convolution, larger ones (96x96) are reduced twice as much. ``studies/small_cnn.md`` tells how it was chosen.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+WIDTHS = (24, 64, 128)
+
+
+class SmallCNN(nn.Module):
+    """Images (B, C, H, W) to logits (B, K); ``size`` is the shorter side of the images, at least 8."""
+
+    def __init__(self, classes: int, channels: int = 3, size: int = 32) -> None:
+        super().__init__()
+        first, second, third = WIDTHS
+        stride, pool = (1, 1) if size < 16 else (2, 2) if size < 64 else (2, 4)
+        self.layers = nn.Sequential(
+            *_convolution(channels, first, 5, stride),
+            nn.MaxPool2d(pool, ceil_mode=True),
+            *_convolution(first, second, 3),
+            *_convolution(second, second, 3),
+            nn.MaxPool2d(2, ceil_mode=True),
+            *_convolution(second, third, 3),
+            *_convolution(third, third, 3),
+        )
+        self.head = nn.Linear(third, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits."""
+        return self.head(self.layers(images).mean((2, 3)))
+
+
+def _convolution(before: int, after: int, side: int, stride: int = 1) -> tuple[nn.Module, ...]:
+    convolution = nn.Conv2d(before, after, side, stride, padding=side // 2, bias=False)
+    return convolution, nn.BatchNorm2d(after), nn.LeakyReLU(0.1, inplace=True)
