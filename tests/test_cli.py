@@ -83,7 +83,7 @@ def test_version(capsys):
     ("arguments", "sentence"),
     [
         (["dmeo"], "got 'dmeo'. Did you mean demo? See ccssl --help."),
-        (["zzz"], "COMMAND must be one of demo, doctor"),
+        (["zzz"], "COMMAND must be one of demo, train, "),
         (["demo", "--sed", "3"], "there is no argument --sed. Did you mean --seed? See ccssl demo --help."),
         (["doctor", "--jsn=1"], "there is no argument --jsn. Did you mean --json? See ccssl doctor --help."),
         (["doctor", "extra"], "there is no argument extra."),

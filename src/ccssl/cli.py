@@ -12,17 +12,16 @@ reads the output any more.
 from __future__ import annotations
 
 import argparse
-import difflib
 import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ccssl._version import __version__
-from ccssl.errors import InputError
+from ccssl.errors import InputError, did_you_mean
 
 Run = Callable[[argparse.Namespace], int | None]
 Command = Callable[[argparse.ArgumentParser], Run]
@@ -60,8 +59,116 @@ def doctor(parser: argparse.ArgumentParser) -> Run:
     return run
 
 
+def train(parser: argparse.ArgumentParser) -> Run:
+    """Train a network on few labeled and many unlabeled images, into a folder that can be repeated and resumed."""
+    from ccssl.experiments.flags import add_flags, config_of
+
+    parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="folder of the run")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in --out, from its last checkpoint"
+    )
+    parser.add_argument("--quiet", action="store_true", help="show neither progress nor evaluations")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_flags(parser)
+
+    def run(args: argparse.Namespace) -> None:
+        from ccssl.experiments.run import Stopped
+        from ccssl.experiments.run import train as run_training
+        from ccssl.experiments.tables import result_table
+
+        try:
+            result = run_training(config_of(args), args.out, resume=args.resume, quiet=args.quiet)
+        except Stopped as stopped:
+            raise SystemExit(_fail(str(stopped), 128 + stopped.number)) from None
+        if int(os.environ.get("RANK", "0")) == 0:
+            _print_figures(result, result_table(result), args.json)
+
+    return run
+
+
+def tune(parser: argparse.ArgumentParser) -> Run:
+    """Search a method's hyperparameters by validation accuracy; the best go into a file that train and paper take."""
+    from ccssl.experiments.flags import add_flags, config_of
+
+    parser.add_argument("--out", type=Path, required=True, metavar="STUDY", help="folder of the study")
+    parser.add_argument(
+        "--trials", type=int, default=20, metavar="N", help="trials that end (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="processes on this machine (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--storage",
+        metavar="URL",
+        help="PostgreSQL database that machines share, postgresql://USER@HOST/DATABASE (default: a file in --out)",
+    )
+    parser.add_argument(
+        "--sampler",
+        default="tpe",
+        metavar="NAME",
+        help="tpe, with Hyperband; or gp, for fewer than 20 trials, with none stopped early (default: %(default)s)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.set_defaults(resume=False)
+    add_flags(parser)
+
+    def run(args: argparse.Namespace) -> None:
+        from ccssl.experiments import tune as tuning
+
+        config = config_of(args)
+        search = tuning.Search(
+            base=config,
+            space=tuning.space_of(config.method, fixed=list(vars(args))),
+            trials=args.trials,
+            sampler=args.sampler,
+        )
+        try:
+            result = tuning.tune(search, args.out, workers=args.workers, storage=args.storage, quiet=args.quiet)
+        except tuning.Interrupted as stopped:
+            raise SystemExit(_fail(str(stopped), 128 + stopped.number)) from None
+        _print_figures(result, tuning.result_table(result), args.json)
+
+    return run
+
+
+def evaluate(parser: argparse.ArgumentParser) -> Run:
+    """Evaluate the network of a run on its test images once more."""
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
+    parser.add_argument("--device", default=None, help="device (default: that of the run)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+    def run(args: argparse.Namespace) -> None:
+        from ccssl.experiments.run import load_run
+        from ccssl.experiments.tables import result_table
+
+        figures = load_run(args.run_folder, device=args.device).evaluate()
+        _print_figures(figures, result_table(figures), args.json)
+
+    return run
+
+
+def data(parser: argparse.ArgumentParser) -> Run:
+    """List, fetch, verify and pack data sets."""
+    from ccssl.images.commands import COMMANDS as data_commands
+
+    return add_commands(parser, data_commands)
+
+
+def paper(parser: argparse.ArgumentParser) -> Run:
+    """List, run and show the tables and figures of the paper, ours beside the printed ones."""
+    from ccssl.experiments.commands import COMMANDS as paper_commands
+
+    return add_commands(parser, paper_commands)
+
+
 COMMANDS: dict[str, Command] = {
     "demo": demo,
+    "train": train,
+    "tune": tune,
+    "evaluate": evaluate,
+    "paper": paper,
+    "data": data,
     "doctor": doctor,
 }
 
@@ -93,12 +200,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_commands(parser: argparse.ArgumentParser, table: Mapping[str, Command]) -> Run:
-    """Give a parser the commands of a table; return what runs when none of them is named."""
+    """Give a parser the commands of a table; return what runs when none of them is named.
+
+    A command adds its arguments when it is the one that was named: others load nothing.
+    """
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", parser_class=_Parser)
     for name, command in table.items():
         text = inspect.getdoc(command) or ""
         sub = commands.add_parser(name, help=text.split("\n")[0], description=text, allow_abbrev=False)
-        sub.set_defaults(run=command(sub), parser=sub)
+        sub.fill = command
 
     def run(args: argparse.Namespace) -> int:
         parser.print_help(sys.stderr)
@@ -114,12 +224,21 @@ pseudo-labels that say how far they deserve trust."""
 class _Parser(argparse.ArgumentParser):
     """A parser that answers bad input with a sentence, not with a page, and names what was probably meant."""
 
+    fill: Command | None = None  # adds the arguments of a command
+
+    def parse_known_args(self, *args: Any, **options: Any) -> Any:
+        """Parse; a command's parser gets its arguments only now."""
+        if self.fill is not None:
+            fill, self.fill = self.fill, None
+            self.set_defaults(run=fill(self), parser=self)
+        return super().parse_known_args(*args, **options)
+
     def error(self, message: str) -> NoReturn:
         choice = re.fullmatch(r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)", message)
         if choice:
             place, wrong, allowed = choice.groups()
             names = [name.strip("'") for name in allowed.split(", ")]
-            message = f"{place} must be one of {', '.join(names)}, got {wrong!r}.{_did_you_mean(wrong, names)}"
+            message = f"{place} must be one of {', '.join(names)}, got {wrong!r}.{did_you_mean(wrong, names)}"
         else:
             message = message.removeprefix("argument ")
             message += "" if message.endswith((".", "?")) else "."
@@ -129,12 +248,7 @@ class _Parser(argparse.ArgumentParser):
         """End because of an argument that the command does not have."""
         options = re.findall(r"(?<![\w-])--[\w-]+", self.format_help())
         name = unknown.split("=")[0]
-        self.error(f"there is no argument {name}.{_did_you_mean(name, options)}")
-
-
-def _did_you_mean(wrong: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(wrong, names, 1)
-    return f" Did you mean {near[0]}?" if near else ""
+        self.error(f"there is no argument {name}.{did_you_mean(name, options)}")
 
 
 def _whole_number(text: str) -> int:

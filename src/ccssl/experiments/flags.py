@@ -1,0 +1,67 @@
+"""A flag on the command line for every field of a run's configuration, and for every hyperparameter of a method."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+from ccssl.experiments.config import RunConfig, config_from, read_config
+from ccssl.methods.config import CONFIGS
+
+FIELDS = {f.name: f for f in fields(RunConfig) if f.name != "options"}
+
+
+def method_options() -> dict[str, tuple[Field[Any], dict[str, Any]]]:
+    """Return the hyperparameters of all methods, each with the methods that take it and their defaults."""
+    found: dict[str, tuple[Field[Any], dict[str, Any]]] = {}
+    for name, config in CONFIGS.items():
+        for option in fields(config):
+            found.setdefault(option.name, (option, {}))[1][name] = option.default
+    return found
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags; only those that are given stand in the parsed arguments."""
+    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="take the fields that this file sets")
+    run = parser.add_argument_group("the run")
+    for f in FIELDS.values():
+        _add(run, f, "" if f.default is None else f"default: {_said(f.default)}")
+    methods = parser.add_argument_group("hyperparameters of the method")
+    for option, takers in method_options().values():
+        _add(methods, option, ", ".join(f"{name}: {_said(default)}" for name, default in takers.items()))
+
+
+def config_of(args: argparse.Namespace) -> RunConfig:
+    """Return the configuration that a file and flags make; a run to be resumed brings its own."""
+    from ccssl.experiments.folder import CONFIG
+
+    own = args.out / CONFIG
+    values: dict[str, Any] = {}
+    if args.config is not None:
+        values = read_config(args.config)
+    elif args.resume and own.exists():
+        values = read_config(own)
+    given = vars(args)
+    options = dict(values.get("options") or {})
+    if given.get("method", values.get("method")) != values.get("method"):
+        options = {}  # they were another method's
+    options |= {name: given[name] for name in method_options() if name in given}
+    return config_from({**values, **{name: given[name] for name in FIELDS if name in given}, "options": options})
+
+
+def _said(default: Any) -> str:
+    return {True: "yes", False: "no"}[default] if isinstance(default, bool) else str(default)
+
+
+def _add(group: Any, f: Field[Any], defaults: str) -> None:
+    flag, kind = "--" + f.name.replace("_", "-"), str(f.type)
+    text = (f.metadata["help"] + (f" ({defaults})" if defaults else "")).replace("%", "%%")
+    if "bool" in kind:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        return
+    convert: Callable[[str], Any] = int if "int" in kind else float if "float" in kind else str
+    metavar = {int: "N", float: "X", str: "NAME"}[convert]
+    group.add_argument(flag, type=convert, metavar=metavar, default=argparse.SUPPRESS, help=text)

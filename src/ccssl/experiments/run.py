@@ -1,0 +1,385 @@
+"""Run a configuration: load the data, split, train, evaluate, keep everything; or go on where it stopped.
+
+The order of events after a stretch of training is evaluation, metrics, checkpoint. A run that is killed in between
+resumes from the checkpoint before and writes the same lines again: on the CPU the end is the same bit for bit.
+
+Reported is the averaged network after the last step, with the median of the last 20 evaluations beside it. The best on
+validation data is reported only where there are such data; nothing is ever chosen on test data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import signal
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ccssl import collective
+from ccssl.errors import InputError
+from ccssl.experiments import folder as run_folder
+from ccssl.experiments.config import RunConfig, config_from, config_text, differences, read_config
+from ccssl.images.dataset import ImageData
+from ccssl.images.networks import NETWORKS
+from ccssl.images.normalized import Normalized
+from ccssl.images.sources import load, only_fold
+from ccssl.images.splits import Split, make_split
+from ccssl.methods import Method
+from ccssl.training import checkpoint, processes
+from ccssl.training.loop import NonFiniteLoss, Training, find_device, find_precision
+
+# What may differ between a run and its resumption without changing what it computes.
+FREE_ON_RESUME = ("device", "eval_batch")
+LAST_EVALUATIONS = 20
+
+Result = dict[str, Any]
+Watch = Callable[[int, Mapping[str, Mapping[str, float]]], None]
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked the run to end; its checkpoint is kept."""
+
+    def __init__(self, number: int, where: Path) -> None:
+        super().__init__(f"stopped; go on with: ccssl train --resume --out {where}")
+        self.number = number
+
+
+def train(
+    config: RunConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    data: ImageData | None = None,
+    network: nn.Module | None = None,
+    quiet: bool = False,
+    watch: Watch | None = None,
+) -> Result:
+    """Train as configured, write the folder ``out``, return what ``result.json`` holds.
+
+    ``data`` stands in for ``config.dataset``, ``network`` (uint8 images normalised to mean 0 and deviation 1 in, logits
+    out) for ``config.model``: then resuming needs them again. ``watch`` is given the step and the figures of each
+    evaluation, before the checkpoint; what it raises ends the run.
+    """
+    with processes.joined(config.device):
+        # What was chosen for this machine is a part of what was run; on another one it might be chosen differently.
+        config = replace(config, precision=find_precision(config.precision, find_device(config.device)))
+        main = collective.rank() == 0
+        with run_folder.opened(out, resume) if main else nullcontext():
+            if resume and (out / run_folder.CONFIG).exists():
+                _same_configuration(config, out)
+            if resume and (out / run_folder.RESULT).exists():
+                return read_result(out)
+            return _train(config, out, resume, main, data, network, quiet, watch)
+
+
+def _train(
+    config: RunConfig,
+    out: Path,
+    resume: bool,
+    main: bool,
+    data: ImageData | None,
+    network: nn.Module | None,
+    quiet: bool,
+    watch: Watch | None,
+) -> Result:
+    found = checkpoint.load(out / run_folder.CHECKPOINT) if resume else None
+    data = data or load(config.dataset)
+    split = split_of(config, data)
+    if found is not None and run_folder.read_json(out / run_folder.SPLIT) != split.to_json():
+        raise InputError(
+            f"{out} was run on other images or labels than {config.dataset} holds now, its {run_folder.SPLIT} tells: "
+            "bring those back, or name another folder."
+        )
+    if main and not quiet:
+        for notice in split.notices:
+            print(f"note: {notice}", file=sys.stderr)
+    training = prepare(config, data, split, network)
+    processes.wait()  # nobody writes before everybody has looked
+    if main and found is None:
+        checkpoint.write_text(out / run_folder.CONFIG, config_text(config))
+        checkpoint.write_text(out / run_folder.SPLIT, json.dumps(split.to_json()) + "\n")
+        run_folder.keep_until(out, -1)
+    run = _Run(training, config, out, main, quiet, watch)
+    if found is not None:
+        run.resume(*found)
+    return run.finish()
+
+
+def split_of(config: RunConfig, data: ImageData) -> Split:
+    """Return the split that a configuration makes of a data set."""
+    data_of_fold = data if config.fold is None else only_fold(data, config.fold)
+    return make_split(
+        data_of_fold.train_labels,
+        len(data.test_labels),
+        len(data.class_names),
+        config.labels,
+        config.seed,
+        sampling=config.label_sampling,
+        calibration_fraction=config.calibration_share,
+        validation=config.validation,
+        include_labeled=config.include_labeled,
+    )
+
+
+def prepare(config: RunConfig, data: ImageData, split: Split, network: nn.Module | None = None) -> Training:
+    """Return the training of a configuration, at its first step."""
+    split.check()
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
+    torch.use_deterministic_algorithms(config.deterministic)
+    checkpoint.seed_random(config.seed)
+    height, width, channels = data.train_images.shape[1:]
+    if network is None:
+        network = NETWORKS[config.model](len(data.class_names), channels, min(height, width))
+    training_ids = np.sort(np.concatenate([split.labeled, split.unlabeled]))
+    normalized = Normalized(network, data.train_images, training_ids)
+    return Training(normalized, method_of(config, data, split), data, split, config)
+
+
+def method_of(config: RunConfig, data: ImageData, split: Split) -> Method:
+    """Return the method of a configuration, with the class frequencies of its labels."""
+    classes = len(data.class_names)
+    known = np.bincount(data.train_labels[np.concatenate([split.labeled, split.calibration])], minlength=classes)
+    prior = torch.from_numpy(known / known.sum()).float()
+    return config.method_class(classes, len(split.unlabeled), config.method_config(), prior)
+
+
+def read_result(folder: Path) -> Result:
+    """Return the final figures of a finished run."""
+    path = folder / run_folder.RESULT
+    if not path.exists():
+        raise InputError(
+            f"{folder} holds no finished run: {path.name} is missing. Finish it with ccssl train --resume."
+        )
+    return run_folder.read_json(path)
+
+
+def read_run(folder: Path) -> RunConfig:
+    """Return the configuration of a run."""
+    path = folder / run_folder.CONFIG
+    if not path.exists():
+        raise InputError(f"{folder} is not the folder of a run: it has no {path.name}.")
+    return config_from(read_config(path))
+
+
+def load_run(
+    folder: Path, data: ImageData | None = None, network: nn.Module | None = None, device: str | None = None
+) -> Training:
+    """Return a run as its last checkpoint left it."""
+    config = read_run(folder)
+    if device:
+        config = replace(config, device=device)
+        if config.precision == "fp16" and find_device(device).type == "cpu":
+            config = replace(config, precision="fp32")
+    found = checkpoint.load(folder / run_folder.CHECKPOINT)
+    if found is None:
+        raise InputError(
+            f"{folder} has no checkpoint yet: finish the run with ccssl train --resume --out {folder}."
+        )
+    data = data or load(config.dataset)
+    split = Split.from_json(run_folder.read_json(folder / run_folder.SPLIT))
+    training = prepare(config, data, split, network)
+    training.load(*found)
+    return training
+
+
+class _Run:
+    """One run on its way: the training, its records, and what it has cost."""
+
+    def __init__(
+        self, training: Training, config: RunConfig, out: Path, main: bool, quiet: bool, watch: Watch | None
+    ) -> None:
+        self.training, self.config, self.out, self.main, self.quiet = training, config, out, main, quiet
+        self.watch = watch
+        self.history: list[dict[str, dict[str, float]]] = []  # the figures of each evaluation
+        self.best: dict[str, Any] | None = None
+        self.seconds_before, self.started = 0.0, time.monotonic()
+        self.steps_before = 0
+
+    def resume(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        """Go back to a checkpoint."""
+        self.training.load(tensors, state)
+        checkpoint.set_random_state(tensors, state)
+        self.history, self.best = state["history"], state["best"]
+        self.seconds_before, self.steps_before = state["seconds"], self.training.steps_done
+        if self.main:
+            run_folder.keep_until(self.out, self.training.steps_done)
+
+    def finish(self) -> Result:
+        """Train to the end."""
+        config, training = self.config, self.training
+        with _signals() as asked, self._progress() as progress, self._events() as events:
+            for done in training.run(config.steps):
+                progress(done)
+                stop = processes.agree(asked())
+                if done % config.eval_every == 0 or done == config.steps:
+                    self._check()
+                    self._evaluate(events)
+                    if self.watch is not None:
+                        self.watch(done, self.history[-1])
+                    self._checkpoint()
+                elif stop:
+                    self._check()
+                    self._checkpoint()
+                if stop and done < config.steps:
+                    raise Stopped(stop, self.out)
+        result = self._result()
+        if self.main:
+            run_folder.write_json(self.out / run_folder.RESULT, result)
+        processes.wait()
+        return result
+
+    def _check(self) -> None:
+        try:
+            self.training.check()
+        except NonFiniteLoss as error:
+            kept = checkpoint.load(self.out / run_folder.CHECKPOINT)
+            where = f"the checkpoint of step {kept[1]['step']} is kept" if kept else "there is no checkpoint yet"
+            raise InputError(f"{error}; {where}. Try a smaller lr or precision fp32.") from None
+
+    def _evaluate(self, events: Any) -> None:
+        step, figures = self.training.steps_done, self.training.evaluate()
+        losses = self.training.losses()
+        self.history.append(figures)
+        score = figures.get("validation", {}).get("accuracy")
+        if score is not None and (self.best is None or score > self.best["validation"]["accuracy"]):
+            self.best = {"step": step, **figures}
+            if self.main and self.config.select == "best":
+                tensors = {name: t.cpu().contiguous() for name, t in self.training.ema.network.state_dict().items()}
+                folder = self.out / run_folder.CHECKPOINT
+                folder.mkdir(exist_ok=True)
+                checkpoint.write(folder / "best.safetensors", lambda path: checkpoint.save_file(tensors, path))
+        if not self.main:
+            return
+        records = {"train": losses, **figures}
+        run_folder.append(self.out, [{"step": step, "phase": phase, **found} for phase, found in records.items()])
+        for phase, found in records.items():
+            for name, value in found.items():
+                events.add_scalar(f"{phase}/{name}", value, step)
+        events.flush()
+        if not self.quiet:
+            told = [f"{phase} {found['accuracy']:.4f}" for phase, found in figures.items() if "accuracy" in found]
+            print(
+                f"step {step:,}: loss {losses['loss']:.4f}, accuracy on {', '.join(told)}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _checkpoint(self) -> None:
+        if not self.main:
+            return
+        tensors, state = checkpoint.random_state()
+        state |= self.training.state() | {"history": self.history, "best": self.best, "seconds": self._seconds()}
+        folder = self.out / run_folder.CHECKPOINT
+        checkpoint.save(folder, self.training.steps_done, tensors | self.training.tensors(), state)
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+    def _result(self) -> Result:
+        last = self.history[-1]
+        names = last.get("test", {})
+        recent = [figures.get("test", {}) for figures in self.history[-LAST_EVALUATIONS:]]
+        median = {name: statistics.median(figures[name] for figures in recent) for name in names}
+        result: Result = {"unlabeled": {}, **last, "median20": median}
+        result |= {"steps": self.config.steps, "seed": self.config.seed}
+        if self.best is not None:
+            result["best"] = self.best
+        return result | {"split": self._split_sizes(), "cost": self._cost()}
+
+    def _split_sizes(self) -> dict[str, int]:
+        split = self.training.split
+        return {
+            name: len(getattr(split, name))
+            for name in ("labeled", "calibration", "unlabeled", "validation", "test")
+        }
+
+    def _cost(self) -> dict[str, Any]:
+        device = self.training.device
+        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        cost = {
+            "seconds": round(self._seconds(), 3),
+            "peak_memory_bytes": kilobytes * (1 if sys.platform == "darwin" else 1024),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+            "processes": collective.world(),
+            "threads": torch.get_num_threads(),
+            "machine": f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores",
+        }
+        if device.type == "cuda":
+            cost["peak_device_bytes"] = torch.cuda.max_memory_allocated(device)
+        return cost
+
+    @contextmanager
+    def _progress(self) -> Iterator[Any]:
+        """Yield what shows how far the run is: a line on a terminal, nothing elsewhere."""
+        if self.quiet or not self.main or not sys.stderr.isatty():
+            yield lambda done: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), speed_estimate_period=120) as bar:
+            title = f"{self.config.method} on {Path(self.config.dataset).name}"
+            task = bar.add_task(title, total=self.config.steps, completed=self.steps_before)
+            yield lambda done: bar.update(task, completed=done)
+
+    @contextmanager
+    def _events(self) -> Iterator[Any]:
+        """Yield a writer of TensorBoard events."""
+        if not self.main:
+            yield None
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from tensorboardX import SummaryWriter
+
+        with SummaryWriter(str(self.out / run_folder.TENSORBOARD), purge_step=self.steps_before + 1) as writer:
+            yield writer
+
+
+def _same_configuration(config: RunConfig, out: Path) -> None:
+    ours, theirs = config.to_dict(), read_run(out).to_dict()
+    for name in FREE_ON_RESUME:
+        theirs[name] = ours[name]
+    if other := differences(ours, theirs):
+        raise InputError(
+            f"{out} was run with another configuration, it differs in {'; '.join(other)}: "
+            "resume with that one, or name another folder."
+        )
+
+
+@contextmanager
+def _signals() -> Iterator[Any]:
+    """Yield a function that tells which signal asked to stop, 0 if none; a second one stops at once."""
+    asked = 0
+
+    def note(number: int, _: object) -> None:
+        nonlocal asked
+        if asked and collective.world() == 1:  # several processes are told several times, by terminal and launcher
+            raise KeyboardInterrupt
+        asked = number
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    try:
+        before = {number: signal.signal(number, note) for number in numbers}
+    except ValueError:  # not in the main thread, where signals never arrive
+        before = {}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
