@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
@@ -30,6 +30,16 @@ if TYPE_CHECKING:
     from ccssl.methods import Method
 
 SELECTIONS = ("last", "best")
+
+
+class Configuration(Protocol):
+    """A configuration of any kind of run."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, ready for YAML and JSON."""
+        ...
+
+
 DEFAULT_CALIBRATION_FRACTION = 0.25
 
 
@@ -108,14 +118,19 @@ class RunConfig(TrainingConfig):
 
 def config_from(values: Mapping[str, Any], base: RunConfig | None = None) -> RunConfig:
     """Return a configuration from plain data; unknown names and wrong types are refused."""
-    types = {f.name: f.type for f in fields(RunConfig)}
+    values = typed(values, RunConfig)
+    return replace(base, **values) if base else RunConfig(**values)
+
+
+def typed(values: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Return plain data as the fields of a configuration of a kind, having refused unknown names and wrong types."""
+    types = {f.name: f.type for f in fields(kind)}
     for name, value in values.items():
         if name not in types:
             raise InputError(f"a configuration has no field {name!r}.{did_you_mean(name, list(types))}")
         if not _fits(value, str(types[name])):
             raise InputError(f"{name} must be {types[name]}, got {value!r}.")
-    values = {name: float(v) if "float" in str(types[name]) and v is not None else v for name, v in values.items()}
-    return replace(base, **values) if base else RunConfig(**values)
+    return {name: float(v) if "float" in str(types[name]) and v is not None else v for name, v in values.items()}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -129,7 +144,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return {str(name): value for name, value in found.items() if name != "made_with"}
 
 
-def config_text(config: RunConfig) -> str:
+def config_text(config: Configuration) -> str:
     """Return a configuration as YAML, with what it was run with."""
     return yaml.safe_dump({**config.to_dict(), "made_with": made_with()}, sort_keys=False)
 

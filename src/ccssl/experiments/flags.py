@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
@@ -14,28 +14,34 @@ from ccssl.methods.config import CONFIGS
 FIELDS = {f.name: f for f in fields(RunConfig) if f.name != "options"}
 
 
-def method_options() -> dict[str, tuple[Field[Any], dict[str, Any]]]:
-    """Return the hyperparameters of all methods, each with the methods that take it and their defaults."""
+def method_options(methods: Iterable[str] = CONFIGS) -> dict[str, tuple[Field[Any], dict[str, Any]]]:
+    """Return the hyperparameters of methods, each with the methods that take it and their defaults."""
     found: dict[str, tuple[Field[Any], dict[str, Any]]] = {}
-    for name, config in CONFIGS.items():
-        for option in fields(config):
+    for name in methods:
+        for option in fields(CONFIGS[name]):
             found.setdefault(option.name, (option, {}))[1][name] = option.default
     return found
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags; only those that are given stand in the parsed arguments."""
+def add_flags(parser: argparse.ArgumentParser, kind: type = RunConfig, methods: Iterable[str] = CONFIGS) -> None:
+    """Add the flags of a kind of configuration; only those that are given stand in the parsed arguments."""
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="take the fields that this file sets")
     run = parser.add_argument_group("the run")
-    for f in FIELDS.values():
-        _add(run, f, "" if f.default is None else f"default: {_said(f.default)}")
-    methods = parser.add_argument_group("hyperparameters of the method")
-    for option, takers in method_options().values():
-        _add(methods, option, ", ".join(f"{name}: {_said(default)}" for name, default in takers.items()))
+    for f in fields(kind):
+        if f.name != "options":
+            _add(run, f, "" if f.default is None else f"default: {_said(f.default)}")
+    group = parser.add_argument_group("hyperparameters of the method")
+    for option, takers in method_options(methods).values():
+        _add(group, option, ", ".join(f"{name}: {_said(default)}" for name, default in takers.items()))
 
 
 def config_of(args: argparse.Namespace) -> RunConfig:
     """Return the configuration that a file and flags make; a run to be resumed brings its own."""
+    return config_from(values_of(args, RunConfig))
+
+
+def values_of(args: argparse.Namespace, kind: type) -> dict[str, Any]:
+    """Return the fields of a kind of configuration that a file and flags set."""
     from ccssl.experiments.folder import CONFIG
 
     own = args.out / CONFIG
@@ -49,7 +55,8 @@ def config_of(args: argparse.Namespace) -> RunConfig:
     if given.get("method", values.get("method")) != values.get("method"):
         options = {}  # they were another method's
     options |= {name: given[name] for name in method_options() if name in given}
-    return config_from({**values, **{name: given[name] for name in FIELDS if name in given}, "options": options})
+    names = [f.name for f in fields(kind) if f.name != "options"]
+    return {**values, **{name: given[name] for name in names if name in given}, "options": options}
 
 
 def _said(default: Any) -> str:

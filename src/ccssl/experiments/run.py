@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import resource
-import signal
 import statistics
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +26,10 @@ from torch import nn
 
 from ccssl import collective
 from ccssl.errors import InputError
+from ccssl.experiments import course
 from ccssl.experiments import folder as run_folder
 from ccssl.experiments.config import RunConfig, config_from, config_text, differences, read_config
+from ccssl.experiments.course import Stopped
 from ccssl.images.dataset import ImageData
 from ccssl.images.networks import NETWORKS
 from ccssl.images.normalized import Normalized
@@ -47,14 +45,6 @@ LAST_EVALUATIONS = 20
 
 Result = dict[str, Any]
 Watch = Callable[[int, Mapping[str, Mapping[str, float]]], None]
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal asked the run to end; its checkpoint is kept."""
-
-    def __init__(self, number: int, where: Path) -> None:
-        super().__init__(f"stopped; go on with: ccssl train --resume --out {where}")
-        self.number = number
 
 
 def train(
@@ -221,7 +211,7 @@ class _Run:
     def finish(self) -> Result:
         """Train to the end."""
         config, training = self.config, self.training
-        with _signals() as asked, self._progress() as progress, self._events() as events:
+        with course.signals() as asked, self._progress() as progress, self._events() as events:
             for done in training.run(config.steps):
                 progress(done)
                 stop = processes.agree(asked())
@@ -298,7 +288,7 @@ class _Run:
         result |= {"steps": self.config.steps, "seed": self.config.seed}
         if self.best is not None:
             result["best"] = self.best
-        return result | {"split": self._split_sizes(), "cost": self._cost()}
+        return result | {"split": self._split_sizes(), "cost": course.cost(self.training.device, self._seconds())}
 
     def _split_sizes(self) -> dict[str, int]:
         split = self.training.split
@@ -307,48 +297,12 @@ class _Run:
             for name in ("labeled", "calibration", "unlabeled", "validation", "test")
         }
 
-    def _cost(self) -> dict[str, Any]:
-        device = self.training.device
-        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        cost = {
-            "seconds": round(self._seconds(), 3),
-            "peak_memory_bytes": kilobytes * (1 if sys.platform == "darwin" else 1024),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-            "processes": collective.world(),
-            "threads": torch.get_num_threads(),
-            "machine": f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores",
-        }
-        if device.type == "cuda":
-            cost["peak_device_bytes"] = torch.cuda.max_memory_allocated(device)
-        return cost
+    def _progress(self) -> AbstractContextManager[Any]:
+        title = f"{self.config.method} on {Path(self.config.dataset).name}"
+        return course.progress(title, self.config.steps, self.steps_before, self.quiet or not self.main)
 
-    @contextmanager
-    def _progress(self) -> Iterator[Any]:
-        """Yield what shows how far the run is: a line on a terminal, nothing elsewhere."""
-        if self.quiet or not self.main or not sys.stderr.isatty():
-            yield lambda done: None
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), speed_estimate_period=120) as bar:
-            title = f"{self.config.method} on {Path(self.config.dataset).name}"
-            task = bar.add_task(title, total=self.config.steps, completed=self.steps_before)
-            yield lambda done: bar.update(task, completed=done)
-
-    @contextmanager
-    def _events(self) -> Iterator[Any]:
-        """Yield a writer of TensorBoard events."""
-        if not self.main:
-            yield None
-            return
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            from tensorboardX import SummaryWriter
-
-        with SummaryWriter(str(self.out / run_folder.TENSORBOARD), purge_step=self.steps_before + 1) as writer:
-            yield writer
+    def _events(self) -> AbstractContextManager[Any]:
+        return course.events(self.out, self.steps_before) if self.main else nullcontext()
 
 
 def _same_configuration(config: RunConfig, out: Path) -> None:
@@ -360,26 +314,3 @@ def _same_configuration(config: RunConfig, out: Path) -> None:
             f"{out} was run with another configuration, it differs in {'; '.join(other)}: "
             "resume with that one, or name another folder."
         )
-
-
-@contextmanager
-def _signals() -> Iterator[Any]:
-    """Yield a function that tells which signal asked to stop, 0 if none; a second one stops at once."""
-    asked = 0
-
-    def note(number: int, _: object) -> None:
-        nonlocal asked
-        if asked and collective.world() == 1:  # several processes are told several times, by terminal and launcher
-            raise KeyboardInterrupt
-        asked = number
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    try:
-        before = {number: signal.signal(number, note) for number in numbers}
-    except ValueError:  # not in the main thread, where signals never arrive
-        before = {}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

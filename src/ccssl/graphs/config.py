@@ -60,6 +60,15 @@ class GraphConfig:
     )
     calibrate_every: int = setting(1, "epochs between two refreshes of snapshot and calibration")
     per_relation: bool = setting(False, "calibrate each relation and direction by itself")
+    min_p_value: float = setting(
+        0.0, "conformal methods: leave out unlabeled queries whose largest p-value is below this"
+    )
+    temperature: float = setting(
+        1.0, "conformal methods: divides the scores that are projected; below 1 targets become sharper"
+    )
+    reuse_calibration: bool = setting(
+        False, "learn from calibration queries, too, as from unlabeled ones; their answers stay hidden"
+    )
     exclude_known: bool = setting(True, "answers known from labeled facts are no candidates of further ones")
     eval_every: int = setting(5, "epochs between two evaluations; each is followed by a checkpoint")
     patience: int = setting(0, "stop after so many evaluations without a better validation MRR; 0: never")
@@ -95,8 +104,11 @@ class GraphConfig:
         for name in ("lr", "n3", "lambda_u", "init_scale", "seed", "ramp_up", "patience", "eval_unlabeled"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} must be a finite number, at least 0, got {getattr(self, name)}.")
-        if not 0 < self.mu < math.inf:
-            raise InputError(f"mu must be a finite number above 0, got {self.mu}.")
+        for name in ("mu", "temperature"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be a finite number above 0, got {getattr(self, name)}.")
+        if not 0 <= self.min_p_value <= 1:
+            raise InputError(f"min_p_value must lie in [0, 1], got {self.min_p_value}.")
         for name in ("ema", "dropout", "input_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} must lie in [0, 1), got {getattr(self, name)}.")

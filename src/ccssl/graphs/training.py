@@ -119,7 +119,10 @@ class Training:
         graph, hidden = self.graph, self.split.rows(self.graph, "unlabeled")
         queries = graph.queries
         unknown = np.concatenate([queries, np.full((len(queries), 1), -1)], 1)
-        pool = np.concatenate([hidden, unknown])
+        parts = [hidden, unknown]
+        if self.config.reuse_calibration:
+            parts.append(self.calibration)
+        pool = np.concatenate(parts)
         if not self.config.exclude_known:
             return pool
         return pool[self.known.count(pool[:, 0], pool[:, 1]) < len(graph.entities)]  # else nothing is left to find
@@ -231,8 +234,12 @@ class Training:
         pi = self.possibility(weak, relations, excluded)
         if pi is None:
             return self.method.target(weak, strong, torch.from_numpy(places).to(self.device))
-        p_BE = project_logits(strong, pi, validate=False)
-        return Target(p_BE, torch.ones_like(p_BE[:, 0]), pi)
+        p_BE = project_logits(strong / self.config.temperature, pi, validate=False)
+        weight = torch.ones_like(p_BE[:, 0])
+        if self.config.min_p_value and self.tails is not None:
+            p_values = self.tails.p_values(weak.softmax(-1), relations, excluded)
+            weight = (p_values.amax(-1) >= self.config.min_p_value).to(weight.dtype)
+        return Target(p_BE, weight, pi)
 
     def possibility(self, weak: Tensor, relations: np.ndarray, excluded: Tensor | None) -> Possibility | None:
         """Return the possibility degrees of all tails that scores (B, E) stand for, or None without a credal set."""
