@@ -5,6 +5,10 @@ class alone is possible, 1 when anything is. *Confidently wrong* are items whose
 the most probable; first come those whose true class was deemed least possible. Degrees of possibility tie, so the
 highest probability decides second. Methods without degrees of possibility are judged by probabilities alone.
 
+What a method is most certain of is often one easy class, and its worst errors one confusion, many times over. So they
+take turns: first the most telling item of each predicted class (of each pair of true and predicted class), then the
+second of each.
+
 Shapes: N unlabeled items, K classes.
 """
 
@@ -19,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ccssl.reports.answers import Answers, Floats
+from ccssl.reports.answers import Answers, Floats, Ints
 
 if TYPE_CHECKING:
     from ccssl.images.dataset import ImageData
@@ -65,11 +69,27 @@ def choose(answers: Answers, count: int) -> dict[str, list[int]]:
     truth_N = np.where(known_N, answers.labels, 0)
     at_truth_N = np.take_along_axis(answers.degrees, truth_N[:, None], 1)[:, 0]
     wrong = np.flatnonzero(known_N & (predicted_N != answers.labels))
+    worst = wrong[np.lexsort((-top_N[wrong], at_truth_N[wrong]))]
     return {
-        "certain": np.lexsort((-top_N, openness_N))[:count].tolist(),
+        "certain": _by_turns(np.lexsort((-top_N, openness_N)), predicted_N)[:count],
         "ambiguous": np.lexsort((top_N, -openness_N))[:count].tolist(),
-        "wrong": wrong[np.lexsort((-top_N[wrong], at_truth_N[wrong]))][:count].tolist(),
+        "wrong": _by_turns(worst, predicted_N * answers.degrees.shape[1] + truth_N)[:count],
     }
+
+
+def _by_turns(order: Ints, kind_N: Ints) -> list[int]:
+    """Return rows in their order, but the first of each kind before the second of any.
+
+    >>> _by_turns(np.array([3, 1, 0, 2]), np.array([7, 5, 7, 5]))
+    [3, 0, 1, 2]
+    """
+    met: dict[int, int] = {}
+    turns = []
+    for row in order.tolist():
+        kind = int(kind_N[row])
+        turns.append(met.get(kind, 0))
+        met[kind] = turns[-1] + 1
+    return order[np.argsort(turns, kind="stable")].tolist()
 
 
 def example(row: int, answers: Answers, data: ImageData) -> Example:
