@@ -75,7 +75,8 @@ class Images:
         self._images = images
         self._resident: Tensor | None = None
         if device.type != "cpu" and images.nbytes <= resident_bytes:
-            self._resident = torch.from_numpy(np.ascontiguousarray(images)).to(device)
+            # A copy: what is memory-mapped cannot be written, which torch would warn of.
+            self._resident = torch.from_numpy(np.array(images)).to(device)
 
     def take(self, rows: np.ndarray) -> Tensor:
         """Return some images (len(rows), H, W, C)."""
