@@ -1,7 +1,7 @@
 """The values that the paper prints, as it prints them: digits, deviations, bold type.
 
 A row of a table is a text: cells in the order of the columns, ``*`` before a bold one, ``±`` before a deviation.
-Numbers stay text, so that what is shown are the paper's own digits. ``tools/check_paper.py`` compares every cell with
+Numbers stay text, so that what is shown are the paper's own digits. ``tools/compare_paper.py`` compares every cell with
 the paper's LaTeX source.
 """
 
