@@ -2,11 +2,12 @@
 
     python tools/compare_paper.py ccssl.tex [--log studies/paper_cells.log]
 
-The paper's LaTeX source is parsed here, by itself: its tabulars row by row, heads that span columns spread over them,
-commands undone, numbers and deviations and bold type kept. Ours are the artifacts of ``ccssl.experiments.paper``, whatever
-they are: each table that names a label of the source is compared with the tabular of that label, cell by cell, values as
-numbers, deviations as numbers, bold as bold; row heads and column heads, too. A table of the source that no artifact
-names, and an artifact whose table the source lacks, are errors. The exit code is 1 if anything differs.
+The paper's LaTeX source is parsed here, by itself: its tabulars row by row, heads that span columns spread over
+them, commands undone, numbers and deviations and bold type kept. Ours are the artifacts of
+``ccssl.experiments.paper``, whatever they are: each table that names a label of the source is compared with the tabular
+of that label, cell by cell, values as numbers, deviations as numbers, bold as bold; row heads and column heads, too. A
+table of the source that no artifact names, and an artifact whose table the source lacks, are errors. The exit code is
+1 if anything differs.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def _compare_spaces(name: str, spaces: SearchSpaces, theirs: Tabular) -> Iterato
     heading, found = "", []
     for head, (parameter, values) in theirs.rows:
         heading = head or heading
-        found.append((heading, parameter.text.replace("λ_u", "λ_u"), values.text))
+        found.append((heading, parameter.text, values.text))
     ours = [
         (
             heading,
