@@ -54,7 +54,7 @@ from ccssl.graphs.triples import Graph
 from ccssl.methods import METHODS, Method, Target, unlabeled_loss
 from ccssl.training.batches import LABELED, UNLABELED, Stream
 from ccssl.training.ema import Ema, copy_weights
-from ccssl.training.loop import NonFiniteLoss, find_device
+from ccssl.training.loop import NonFiniteLoss, evaluating, find_device
 from ccssl.training.schedule import cosine
 
 RULED_OUT = -1e4  # logit of what is no candidate, where -infinity times probability 0 would be no number
@@ -338,10 +338,23 @@ class Training:
             found |= {"loss_unlabeled": unlabeled, "weight": weight, "lambda_u": lambda_u}
         return found | {"lr": self._lr(self.steps_done - 1)}
 
-    def ranks(self, part: str) -> Ranks:
-        """Return the filtered ranks of the averaged network on the part ``"valid"`` or ``"test"``."""
-        facts = getattr(self.graph, part)
-        return filtered_ranks(self.ema.network, self.graph, facts, trained=self.trained, device=self.device)
+    def ranks(self, part: str, network: nn.Module | None = None) -> Ranks:
+        """Return the filtered ranks of a network, by default the averaged one, on the part "valid" or "test"."""
+        network, facts = network or self.ema.network, getattr(self.graph, part)
+        with evaluating(network):
+            return filtered_ranks(network, self.graph, facts, trained=self.trained, device=self.device)
+
+    def notices(self) -> list[str]:
+        """Tell what a user should know of the parts: entities that only other parts than the labeled one name."""
+        unseen = {
+            part: int((~self.trained[getattr(self.graph, part)[:, [0, 2]]]).any(-1).sum())
+            for part in ("valid", "test")
+        }
+        return [
+            f"{count} facts of the {part} part name an entity without a labeled fact: they rank last"
+            for part, count in unseen.items()
+            if count
+        ]
 
     @torch.no_grad()
     def evaluate_pseudo_labels(self) -> dict[str, float]:

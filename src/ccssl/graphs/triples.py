@@ -19,6 +19,7 @@ Shapes: N facts, E entities, R relations; a fact is a row of three numbers, a qu
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -87,6 +88,14 @@ class Graph:
         """Return facts (N, 3) and, after them, their inverses: (2N, 3)."""
         head, relation, tail = facts.T
         return np.concatenate([facts, np.stack([tail, relation + len(self.relations), head], 1)])
+
+    @cached_property
+    def checksum(self) -> str:
+        """What tells this graph from another one: names, facts and queries count, their order in the files, too."""
+        total = hashlib.sha256("\n".join((*self.entities, "", *self.relations)).encode())
+        for part in (self.train, self.valid, self.test, self.queries):
+            total.update(f"{part.shape}".encode() + np.ascontiguousarray(part).tobytes())
+        return total.hexdigest()[:16]
 
     @cached_property
     def known(self) -> np.ndarray:
