@@ -93,8 +93,8 @@ class Results:
 def over_seeds(values: list[float]) -> Ours | None:
     """Return mean and deviation.
 
-    >>> over_seeds([0.5, 0.7])
-    Ours(mean=0.6, deviation=0.1414213562373095, seeds=2)
+    >>> over_seeds([1.0, 3.0, 5.0])
+    Ours(mean=3.0, deviation=2.0, seeds=3)
     """
     if not values:
         return None
