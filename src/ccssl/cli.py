@@ -28,20 +28,24 @@ Command = Callable[[argparse.ArgumentParser], Run]
 
 
 def demo(parser: argparse.ArgumentParser) -> Run:
-    """See conformal credal labels at work on a small problem: a table here, a page with pictures."""
+    """See what unlabeled images bring on real digits: trains for a minute, then a table here, a page with pictures."""
     parser.add_argument(
         "--out", type=Path, default=Path("ccssl-demo"), help="folder of the page (default: %(default)s)"
     )
     parser.add_argument(
-        "--seed", type=_whole_number, default=0, help="another draw of the data (default: %(default)s)"
+        "--seed", type=_whole_number, default=0, help="another draw of the labels (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
     def run(args: argparse.Namespace) -> None:
-        from ccssl.demo import run_demo, terminal_table
+        from ccssl.demo import run_demo
+        from ccssl.experiments.run import Stopped
 
-        result = run_demo(args.out, args.seed)
-        _print_figures(result.figures(), terminal_table(result), args.json)
+        try:
+            result = run_demo(args.out, args.seed)
+        except Stopped as stopped:
+            raise SystemExit(_fail("stopped; the same command goes on", 128 + stopped.number)) from None
+        _print_figures(result.figures(), result.table(), args.json)
 
     return run
 
@@ -148,6 +152,40 @@ def evaluate(parser: argparse.ArgumentParser) -> Run:
     return run
 
 
+def report(parser: argparse.ArgumentParser) -> Run:
+    """Compare runs: a table here, and one page with curves, validity, classes and unlabeled images."""
+    parser.add_argument(
+        "run_folders", type=Path, nargs="+", metavar="RUN", help="folders of finished runs on one data set"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="PAGE.html",
+        help="the page (default: report.html in the folder of a single run)",
+    )
+    parser.add_argument("--device", default=None, help="device (default: that of the runs)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+    def run(args: argparse.Namespace) -> None:
+        from ccssl.reports.report import page_for, write_page
+        from ccssl.reports.report import report as read_runs
+
+        page = page_for(args.run_folders, args.out)
+        found = read_runs(args.run_folders, args.device)
+        write_page(found, page)
+        table = f"{found.table()}\n\nThe page with figures and images: {page}"
+        _print_figures({"page": str(page), **found.figures()}, table, args.json)
+
+    return run
+
+
+def graph(parser: argparse.ArgumentParser) -> Run:
+    """Learn the missing links of a knowledge graph from few facts: train, evaluate, predict."""
+    from ccssl.experiments.graph_commands import COMMANDS as graph_commands
+
+    return add_commands(parser, graph_commands)
+
+
 def data(parser: argparse.ArgumentParser) -> Run:
     """List, fetch, verify and pack data sets."""
     from ccssl.images.commands import COMMANDS as data_commands
@@ -167,6 +205,8 @@ COMMANDS: dict[str, Command] = {
     "train": train,
     "tune": tune,
     "evaluate": evaluate,
+    "report": report,
+    "graph": graph,
     "paper": paper,
     "data": data,
     "doctor": doctor,

@@ -107,6 +107,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("classes", [10, 1000, 20_000])
 @pytest.mark.parametrize("kind", ["real", "proportional 62", "top 62 given"])
 def test_cuda_equals_cpu_without_a_transfer(classes, kind):

@@ -119,7 +119,7 @@ def _path(folder: Path, part: str) -> Path | None:
 
 def _from_pykeen(name: str) -> Graph:
     try:
-        from pykeen.datasets import dataset_resolver
+        from pykeen.datasets import dataset_resolver  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError(f"{PYKEEN}{name} needs PyKEEN: install it with pip install 'ccssl[graphs]'.") from None
     if dataset_resolver.normalize(name) not in dataset_resolver.lookup_dict:

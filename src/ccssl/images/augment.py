@@ -81,7 +81,8 @@ def draw_weak(n: int, height: int, width: int, flip: bool, generator: torch.Gene
     """Draw the flips, if ``flip``, and shifts of n images, from a generator on the CPU.
 
     >>> draw = draw_weak(3, 32, 32, flip=True, generator=torch.Generator().manual_seed(0))
-    >>> draw.flip, draw.shift
+    >>> draw.flip.shape, draw.shift.shape, bool(draw.shift.abs().max() <= 4)
+    (torch.Size([3]), torch.Size([3, 2]), True)
     """
     coin = torch.randint(2, (n,), generator=generator) == 1
     shifts = [torch.randint(-(side // 8), side // 8 + 1, (n,), generator=generator) for side in (height, width)]

@@ -198,7 +198,7 @@ def _levels_row(
     begin = part * split
     for k in range(begin, tl.minimum(begin + split, K), CLASSES):
         classes = k + tl.arange(0, CLASSES)
-        z, hit, wrong = _tile(logits, counts, raised, classes, K, size, index, HAS_TOP)
+        z, hit, _wrong = _tile(logits, counts, raised, classes, K, size, index, HAS_TOP)
         log_q = z.to(tl.float64) - most - log_total
         result = tl.exp(log_q + tl.sum(tl.where(hit, log_r[None, :], 0.0), 1))
         if GRADIENT:
