@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ccssl.experiments.paper.artifacts import ARTIFACTS, SearchSpaces, Table
-from ccssl.experiments.paper.views import printed_cell, searched
+from ccssl.experiments.paper.views import printed_cell, printed_columns, searched
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def compare(source: str) -> Iterator[tuple[bool, str]]:
 
 def _compare_table(name: str, table: Table, theirs: Tabular) -> Iterator[tuple[bool, str]]:
     rows = [row for row in table.rows if row.printed]
-    columns = [column for column in table.columns if column.printed]
+    columns = printed_columns(table)
     yield from _equal(name, "rows", [row.head for row in rows], [head for head, _ in theirs.rows])
     heads = [_known(column.heads) for column in columns]
     yield from _equal(name, "columns", heads, [_known(head) for head in theirs.heads[: len(columns)]])

@@ -101,6 +101,8 @@ from ccssl.training.loop import Training
 from ccssl.experiments import folder
 import ccssl.training.checkpoint as checkpoint
 import ccssl.experiments.run as running
+import torch
+torch.set_num_threads(1)  # as here; and a child that is forked beside a pool of threads would wait for it for ever
 countdown = {moment}
 def dying(function):
     def wrapped(*args, **options):

@@ -29,18 +29,18 @@ def list_(parser: argparse.ArgumentParser) -> Run:
     def run(args: argparse.Namespace) -> None:
         from ccssl.experiments.paper.artifacts import ARTIFACTS
         from ccssl.experiments.paper.formats import aligned
-        from ccssl.experiments.paper.plan import run_names
+        from ccssl.experiments.paper.plan import count_runs
 
         told = [
             {
                 "name": name,
                 "place": artifact.place,
                 "title": artifact.title,
-                "runs": {scale: len(run_names([name], scale)) for scale in SCALES},
+                "runs": {scale: count_runs([name], scale) for scale in SCALES},
             }
             for name, artifact in ARTIFACTS.items()
         ]
-        every = {scale: len(run_names(list(ARTIFACTS), scale)) for scale in SCALES}
+        every = {scale: count_runs(list(ARTIFACTS), scale) for scale in SCALES}
         if args.json:
             print(json.dumps({"artifacts": told, "runs of all": every}, indent=2))
             return
@@ -76,21 +76,26 @@ def run_(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument("--device", default="auto", help="device of the runs, which may share it (default: auto)")
 
     def run(args: argparse.Namespace) -> int:
-        from ccssl.experiments.paper.plan import RUNS, choose, missing_data, plan
+        from ccssl.experiments.paper.plan import RUNS, choose, chosen_runs, missing_data, plan
         from ccssl.experiments.paper.scales import SCALES as known_scales
-        from ccssl.experiments.study import StudyStopped, run_study
+        from ccssl.experiments.study import StudyStopped, is_finished, run_study
 
         seeds = known_scales[args.scale].seeds if args.seeds is None else args.seeds
-        planned = plan(choose(args.names), args.scale, args.out, seeds, args.data, args.device)
+        names = choose(args.names)
+        planned = plan(names, args.scale, args.out, seeds, args.data, args.device)
         lacking = missing_data(planned)
         if lacking and not planned.study:
             raise InputError(lacking)
         if lacking:
             print(f"note: {lacking}", file=sys.stderr)
+        how = {"workers": args.workers, "threads": args.threads, "engine": args.engine}
         try:
-            outcome = run_study(
-                planned.study, args.out / RUNS, workers=args.workers, threads=args.threads, engine=args.engine
-            )
+            outcome = run_study(planned.study, args.out / RUNS, **how)
+            chosen = chosen_runs(names, args.scale, args.out, seeds, args.device)
+            further = {name: job for name, job in chosen.items() if name not in planned.study}
+            if any(not is_finished(args.out / RUNS / name) for name in further):
+                print(f"settings are chosen by validation: {len(further)} runs with other seeds", file=sys.stderr)
+            outcome += run_study(further, args.out / RUNS, **how)
         except StudyStopped as stopped:
             print(f"ccssl: {stopped}", file=sys.stderr)
             return 128 + stopped.number

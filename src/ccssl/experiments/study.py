@@ -49,6 +49,9 @@ class Outcome:
     made: list[str] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)  # why
 
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(self.skipped + other.skipped, self.made + other.made, self.broken | other.broken)
+
 
 def run_study(
     jobs: Mapping[str, Job],
@@ -108,7 +111,7 @@ def cores() -> int:
 
 def kind_of(job: Job) -> tuple[object, ...]:
     """Return what decides about how long a run takes."""
-    names = ("dataset", "model", "method", "steps", "batch", "mu")
+    names = ("dataset", "model", "method", "steps", "batch", "mu", "epochs", "split")
     return tuple(getattr(job.config, name, None) for name in names)
 
 

@@ -69,6 +69,9 @@ class GraphConfig:
     reuse_calibration: bool = setting(
         False, "learn from calibration queries, too, as from unlabeled ones; their answers stay hidden"
     )
+    align: bool = setting(
+        False, "correct the teacher by how often unlabeled queries the other way round name an entity"
+    )
     exclude_known: bool = setting(True, "answers known from labeled facts are no candidates of further ones")
     eval_every: int = setting(5, "epochs between two evaluations; each is followed by a checkpoint")
     patience: int = setting(0, "stop after so many evaluations without a better validation MRR; 0: never")

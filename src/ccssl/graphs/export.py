@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from ccssl.errors import InputError
 from ccssl.training.checkpoint import write
 
-Chunks = Iterable[Mapping[str, Any]]  # columns by name, the same in each
+Chunks = Iterable[Mapping[str, np.ndarray]]  # columns by name, the same in each
 
 
 def write_links(path: Path, chunks: Chunks) -> int:
@@ -41,10 +42,10 @@ def _csv(path: Path, chunks: Chunks) -> int:
     count = 0
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        for chunk in chunks:
-            if not count:
+        for number, chunk in enumerate(chunks):
+            if number == 0:
                 writer.writerow(chunk)
-            rows = list(zip(*(_plain(column) for column in chunk.values()), strict=True))
+            rows = list(zip(*(column.tolist() for column in chunk.values()), strict=True))
             writer.writerows(rows)
             count += len(rows)
     return count
@@ -59,7 +60,12 @@ def _parquet(path: Path, chunks: Chunks) -> int:
     count, writer = 0, None
     try:
         for chunk in chunks:
-            table = pyarrow.table({name: pyarrow.array(column) for name, column in chunk.items()})
+            # A column of names is one even where it is empty, in a piece without any new fact.
+            columns = {
+                name: pyarrow.array(column, pyarrow.string() if column.dtype.kind in "OU" else None)
+                for name, column in chunk.items()
+            }
+            table = pyarrow.table(columns)
             writer = writer or pyarrow.parquet.ParquetWriter(path, table.schema)
             writer.write_table(table)
             count += table.num_rows
@@ -67,10 +73,6 @@ def _parquet(path: Path, chunks: Chunks) -> int:
         if writer is not None:
             writer.close()
     return count
-
-
-def _plain(column: Any) -> list[Any]:
-    return column if isinstance(column, list) else column.tolist()
 
 
 FORMATS: dict[str, Callable[[Path, Chunks], int]] = {".csv": _csv, ".parquet": _parquet}

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ccssl.conformal.calibration import CalibrationConfig, check_delta
+from ccssl.conformal.calibration import CalibrationConfig
 from ccssl.credal.possibility import Normalization, as_dense
 from ccssl.errors import InputError
 from ccssl.graphs.calibration import TailCalibration, candidate_scores
@@ -73,7 +73,7 @@ class Links(NamedTuple):
     in_set: np.ndarray
     set_size: np.ndarray
 
-    def columns(self, graph: Graph) -> dict[str, Any]:
+    def columns(self, graph: Graph) -> dict[str, np.ndarray]:
         """Return the fields of ``Link`` as columns."""
         entities, relations = np.array(graph.entities, object), np.array(graph.relations, object)
         entity, relation = self.queries.T
@@ -88,21 +88,29 @@ class Links(NamedTuple):
         }
 
 
+# What is said of no query: the columns are there.
+NO_LINKS = Links(
+    np.empty((0, 2), np.int64),
+    *(np.empty(0, kind) for kind in (np.int64, np.int64, *4 * [np.float32], np.bool_, np.int64)),
+)
+
+
 class TailSets(NamedTuple):
     """Prediction sets of a piece of the queries."""
 
     queries: np.ndarray  # (B, 2)
     members: list[np.ndarray]  # of each query, the entities in its set
 
-    def columns(self, graph: Graph) -> dict[str, Any]:
+    def columns(self, graph: Graph) -> dict[str, np.ndarray]:
         """Return head, relation and tail (? for what was asked), and the set's size and members, joined by |."""
         names = [graph.named(int(entity), int(relation)) for entity, relation in self.queries]
-        columns: dict[str, Any] = {
-            title: [query[place] or "?" for query in names]
+        columns = {
+            title: np.array([query[place] or "?" for query in names], object)
             for place, title in enumerate(("head", "relation", "tail"))
         }
-        columns["set_size"] = [len(members) for members in self.members]
-        columns["set"] = ["|".join(graph.entities[n] for n in members) for members in self.members]
+        columns["set_size"] = np.array([len(members) for members in self.members], np.int64)
+        sets = ["|".join(graph.entities[n] for n in members) for members in self.members]
+        columns["set"] = np.array(sets, object)
         return columns
 
 
@@ -191,7 +199,7 @@ class LinkPredictor:
 
     def chunks(
         self, queries: Iterable[Query] | None = None, *, top: int = 10, delta: float = 0.1, min_p_value: float = 0.0
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[dict[str, np.ndarray]]:
         """Yield the same as columns, a bounded piece of the queries at a time."""
         for links in self.links(self._queries(queries), top=top, delta=delta, min_p_value=min_p_value):
             yield links.columns(self.graph)
@@ -203,7 +211,9 @@ class LinkPredictor:
             found += [[self.graph.entities[n] for n in members] for members in sets.members]
         return found
 
-    def set_chunks(self, queries: Iterable[Query] | None = None, delta: float = 0.1) -> Iterator[dict[str, Any]]:
+    def set_chunks(
+        self, queries: Iterable[Query] | None = None, delta: float = 0.1
+    ) -> Iterator[dict[str, np.ndarray]]:
         """Yield queries and their prediction sets as columns, a bounded piece at a time."""
         for sets in self.sets(self._queries(queries), delta):
             yield sets.columns(self.graph)
@@ -215,7 +225,10 @@ class LinkPredictor:
         """Yield new facts by numbers, for queries by numbers (N, 2)."""
         if top < 1:
             raise InputError(f"top must be at least 1, got {top}.")
-        check_delta(delta)
+        _check_share("delta", delta)
+        _check_share("min_p_value", min_p_value)
+        if not len(queries):
+            yield NO_LINKS
         for rows in pieces(len(queries), len(self.graph.entities)):
             yield self._links(queries[rows], min(top, len(self.graph.entities)), delta, min_p_value)
 
@@ -249,7 +262,9 @@ class LinkPredictor:
     @torch.no_grad()
     def sets(self, queries: np.ndarray, delta: float) -> Iterator[TailSets]:
         """Yield the prediction sets of queries by numbers (N, 2)."""
-        check_delta(delta)
+        _check_share("delta", delta)
+        if not len(queries):
+            yield TailSets(queries, [])
         for rows in pieces(len(queries), len(self.graph.entities)):
             _, q_BE, excluded_BE = self._distribution(queries[rows])
             set_BE = self._conformal(q_BE, queries[rows][:, 1], excluded_BE, delta)[2].cpu().numpy()
@@ -262,8 +277,8 @@ class LinkPredictor:
         ``band`` is where the coverage of exchangeable facts lies in 95% of cases. The two queries of a fact count as
         one draw there, for they are not independent: the band is that of half as many queries and scores.
         """
-        check_delta(delta)
-        facts = self.graph.both_ways(getattr(self.graph, part))
+        _check_share("delta", delta)
+        facts = self.training.graph.both_ways(getattr(self.graph, part))
         if not len(facts):
             return {}
         held, sizes = np.empty(len(facts), bool), np.empty(len(facts))
@@ -318,6 +333,11 @@ class LinkPredictor:
         p_BE = self.tails.p_values(q_BE, relations, excluded)
         pi = self.tails.possibility(q_BE, relations, excluded, self.normalization)
         return p_BE, as_dense(pi, q_BE.dtype), self.tails.predict_set(q_BE, relations, delta, excluded)
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise InputError(f"{name} must lie in [0, 1], got {value:g}.")
 
 
 def coverage_band(delta: float, calibration: int, fresh: int, level: float = 0.95) -> tuple[float, float]:

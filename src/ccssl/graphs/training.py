@@ -6,7 +6,8 @@ A step, for B labeled facts (h, r, t), inverses among them, and a share of the u
    (``"ema"``); ``"model"`` is the network as it is in each step. Conformal methods are calibrated anew with it.
 2. The teacher predicts the tails of the unlabeled queries. Answers known from labeled facts are no candidates: a
    missing fact is a new one. They get probability and possibility 0, in calibration as well, so that calibration and
-   unlabeled queries stay exchangeable.
+   unlabeled queries stay exchangeable. With ``align``, scores are corrected by what the queries of the other direction
+   tell (``alignment``).
 3. The method turns predictions into a target and a weight for each query, without gradient (``ccssl.methods``).
 4. One forward and backward pass, one step of the optimizer, one of the average, for the loss ::
 
@@ -44,6 +45,7 @@ from ccssl import metrics
 from ccssl.credal import project_logits
 from ccssl.credal.possibility import Possibility
 from ccssl.errors import InputError
+from ccssl.graphs.alignment import TailAlignment
 from ccssl.graphs.calibration import TailCalibration, all_scores, candidate_scores
 from ccssl.graphs.config import GraphConfig
 from ccssl.graphs.known import Known, Places
@@ -92,6 +94,10 @@ class Training:
             self.tails = TailCalibration(self.method.calibration.config, relations, config.per_relation).to(
                 self.device
             )
+        self.alignment: TailAlignment | None = None
+        if config.align and len(self.pool):
+            self.asked = self._asked()
+            self.alignment = TailAlignment(self.asked, entities, relations).to(self.device)
         self.teacher = config.teacher or method.teacher
 
         self.ema = Ema(self.scorer, config.ema)
@@ -126,6 +132,11 @@ class Training:
         if not self.config.exclude_known:
             return pool
         return pool[self.known.count(pool[:, 0], pool[:, 1]) < len(graph.entities)]  # else nothing is left to find
+
+    def _asked(self) -> np.ndarray:
+        """Return all queries without a known answer, those of calibration facts among them, each fact once."""
+        rows = [self.split.rows(self.graph, part)[:, :2] for part in ("calibration", "unlabeled")]
+        return np.concatenate([*rows, self.graph.queries])
 
     def _check_parts(self, method: type[Method]) -> None:
         config = self.config
@@ -250,6 +261,11 @@ class Training:
     @torch.no_grad()
     def teach(self, queries: np.ndarray) -> tuple[Tensor, Tensor | None]:
         """Return the teacher's scores of all tails (B, E), and the mask of what is no candidate: -infinity there."""
+        scores, excluded = self._teachers_own(queries)
+        return scores if self.alignment is None else self.alignment(scores, queries[:, 1]), excluded
+
+    def _teachers_own(self, queries: np.ndarray) -> tuple[Tensor, Tensor | None]:
+        """Return the same before alignment."""
         return candidate_scores(
             self.teaching_network, queries, self.known if self.config.exclude_known else None, self.device
         )
@@ -264,6 +280,9 @@ class Training:
         """Renew the snapshot and, with the new teacher, the calibration."""
         if self.snapshot is not None:
             copy_weights(self.ema.network if self.teacher == "ema" else self.scorer, self.snapshot)
+        if self.alignment is not None:
+            asked = (self.asked[rows] for rows in pieces(len(self.asked), len(self.graph.entities)))
+            self.alignment.fit((self._teachers_own(part)[0].softmax(-1), part[:, 1]) for part in asked)
         if self.tails is not None:
             parts = (self.calibration[rows] for rows in pieces(len(self.calibration), len(self.graph.entities)))
             self.tails.fit((self.teach(part)[0].softmax(-1), part) for part in parts)
@@ -321,7 +340,7 @@ class Training:
         better = "validation" in figures and (
             self.best is None or figures["validation"]["mrr"] > self.best["validation"]["mrr"]
         )
-        self.stale = 0 if better else self.stale + 1
+        self.stale = 0 if better or "validation" not in figures else self.stale + 1
         if better:
             self.best = {"epoch": epoch, **{phase: found for phase, found in figures.items() if phase != "train"}}
             if self.config.select == "best":
@@ -383,7 +402,7 @@ class Training:
         parts = {"model": self.scorer, "ema": self.ema.network, "method": self.method}
         return parts | {
             name: part
-            for name, part in {"snapshot": self.snapshot, "tails": self.tails}.items()
+            for name, part in {"snapshot": self.snapshot, "tails": self.tails, "alignment": self.alignment}.items()
             if part is not None
         }
 

@@ -11,9 +11,19 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
 
-from ccssl.experiments.paper.artifacts import Artifact, CredalSets, Curves, SearchSpaces, Table
+from ccssl.experiments.paper.artifacts import Artifact, Column, CredalSets, Curves, Row, SearchSpaces, Table
+from ccssl.experiments.paper.plan import cell
 from ccssl.experiments.paper.results import Results
-from ccssl.experiments.paper.views import Cell, Grid, View, best_rows, printed_cell, searched
+from ccssl.experiments.paper.views import (
+    Cell,
+    Grid,
+    View,
+    best_rows,
+    chosen_values,
+    part_of,
+    printed_cell,
+    searched,
+)
 
 # Characters that LaTeX would take for commands, and those that its fonts lack.
 _LATEX = {
@@ -43,7 +53,7 @@ def text(view: View) -> str:
     """Return a view for a terminal."""
     parts = [view.title, *("\n" + _text_grid(grid) for grid in view.grids)]
     if any(cell.best for grid in view.grids for _, row in grid.rows for cell in row):
-        parts.append("\n* best of its column")
+        parts.append(f"\n* {view.best}")
     pictures = [f"written: {path}" for path in view.pictures]
     return "\n".join([*parts, *(f"- {note}" for note in view.notes), *pictures]) + "\n"
 
@@ -145,13 +155,13 @@ def as_csv(name: str, artifact: Artifact, results: Results, phase: str = "test")
 
 TABLE_HEAD = (
     "artifact", "scale", "row", "column", "figure", "ours", "ours deviation", "seeds", "ours best", "paper",
-    "paper deviation", "paper best", "paper bold",
+    "paper deviation", "paper best", "paper bold", "chosen",
 )  # fmt: skip
 CURVES_HEAD = ("artifact", "scale", "line", "panel", "figure", "step", "ours", "ours deviation", "seeds")
 
 
 def _table(name: str, table: Table, results: Results, phase: str) -> Iterator[Sequence[object]]:
-    part = phase if table.phase == "test" else table.phase
+    part = part_of(table, phase)
     for column in table.columns:
         ours = {row: results.figure(table, row, column, part) for row in table.rows}
         paper = {row: printed_cell(table, row, column) for row in table.rows}
@@ -166,7 +176,7 @@ def _table(name: str, table: Table, results: Results, phase: str) -> Iterator[Se
                 name,
                 results.scale,
                 row.head,
-                ", ".join(column.heads),
+                column.name,
                 column.figure,
                 *(
                     (o.mean, "" if o.deviation is None else o.deviation, o.seeds, row in our_best)
@@ -174,7 +184,17 @@ def _table(name: str, table: Table, results: Results, phase: str) -> Iterator[Se
                     else ("",) * 4
                 ),
                 *((p.number / table.factor, deviation, row in their_best, p.bold) if p else ("",) * 4),
+                _chosen(table, row, column, results),
             )
+
+
+def _chosen(table: Table, row: Row, column: Column, results: Results) -> str:
+    """Return the setting of the grid that a cell shows, nothing where there was no grid."""
+    settings = cell(table, row, column, results.scale)
+    if table.kind != "graphs" or settings is None:
+        return ""
+    values = chosen_values(results.chosen(settings), results.scale)
+    return " ".join(f"{name}={value}" for name, value in values.items())
 
 
 def _curves(name: str, curves: Curves, results: Results) -> Iterator[Sequence[object]]:
@@ -182,8 +202,17 @@ def _curves(name: str, curves: Curves, results: Results) -> Iterator[Sequence[ob
         for row in curves.rows:
             for step, ours in results.curve(curves, row, column):
                 deviation = "" if ours.deviation is None else ours.deviation
-                panel = ", ".join(column.heads)
-                yield name, results.scale, row.head, panel, column.figure, step, ours.mean, deviation, ours.seeds
+                yield (
+                    name,
+                    results.scale,
+                    row.head,
+                    column.name,
+                    column.figure,
+                    step,
+                    ours.mean,
+                    deviation,
+                    ours.seeds,
+                )
 
 
 def _spaces(name: str, spaces: SearchSpaces) -> Iterator[Sequence[object]]:

@@ -1,7 +1,8 @@
 """From artifacts to runs: which runs a scale needs, on which data, and which cells show which runs.
 
-Runs of images (``kind`` "images") are planned here; an artifact without a kind needs no runs. Another kind of run needs
-its own ``jobs``, beside the one here, and its own way from a cell's settings to the key of its runs.
+A cell of images (``kind`` "images") is one run a seed, if its data set is here. A cell of link predictors ("graphs")
+takes two stages: the runs of its grid, then those of the setting that the grid found best (``links``), which nobody
+knows before; so ``chosen_runs`` is asked when the runs of ``plan`` have been made. The graphs are in the package.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import Any
 
 from ccssl.errors import InputError, did_you_mean
 from ccssl.experiments import folder as run_folder
+from ccssl.experiments import graph_run
 from ccssl.experiments.config import read_config
+from ccssl.experiments.paper import links
 from ccssl.experiments.paper.artifacts import ARTIFACTS, Artifact, Column, Curves, Row, Settings, Table
-from ccssl.experiments.paper.scales import SCALES, configuration, keeps, merged, run_name
+from ccssl.experiments.paper.scales import SCALES, configuration, keeps, merged, run_key, run_name
 from ccssl.experiments.run import train
 from ccssl.experiments.spaces import SPACES
 from ccssl.experiments.study import Job
+from ccssl.graphs.config import GraphConfig
 from ccssl.images.packed import is_packed
 from ccssl.images.sources import SOURCES, load, state
 
@@ -51,15 +55,15 @@ def shown(artifact: Table | Curves, scale: str) -> tuple[Column, ...]:
 
 def cell(artifact: Table | Curves, row: Row, column: Column, scale: str) -> Settings | None:
     """Return the settings of a cell's runs, or None where a scale has none."""
-    if artifact.kind != "images" or scale not in column.scales:
+    if artifact.kind == "counts" or scale not in column.scales:
         return None
     settings = merged(row.settings, column.settings)
-    return settings if keeps(SCALES[scale], settings) else None
+    return settings if artifact.kind == "graphs" or keeps(SCALES[scale], settings) else None
 
 
-def cells(artifact: Artifact, scale: str) -> Iterator[Settings]:
-    """Yield the settings of all cells that a scale has."""
-    if not isinstance(artifact, Table | Curves):
+def cells(artifact: Artifact, scale: str, kind: str) -> Iterator[Settings]:
+    """Yield the settings of all cells of a kind that a scale has."""
+    if not isinstance(artifact, Table | Curves) or artifact.kind != kind:
         return
     for column in artifact.columns:
         for row in artifact.rows:
@@ -85,15 +89,17 @@ def tuned_settings(out: Path, artifact: Table | Curves, scale: str, settings: Se
 
 
 def plan(names: Sequence[str], scale: str, out: Path, seeds: int, data: Path | None, device: str = "auto") -> Plan:
-    """Return the runs of artifacts at a scale; equal runs are there once."""
+    """Return the runs of artifacts at a scale, of link predictors those of the grids; equal runs are there once."""
     if data is not None and not data.is_dir():
         raise InputError(f"--data must be a folder that holds NAME.npz files or packed data sets, got {data}.")
+    if seeds < 1:
+        raise InputError(f"--seeds must be at least 1, got {seeds}.")
     study: dict[str, Job] = {}
     missing: dict[str, list[str]] = {}
     places: dict[str, str | None] = {}
     for name in names:
         artifact = ARTIFACTS[name]
-        for settings in cells(artifact, scale):
+        for settings in cells(artifact, scale, "images"):
             assert isinstance(artifact, Table | Curves)
             config = configuration(SCALES[scale], settings, tuned_settings(out, artifact, scale, settings))
             if config.dataset not in places:
@@ -108,18 +114,43 @@ def plan(names: Sequence[str], scale: str, out: Path, seeds: int, data: Path | N
                 placed = replace(config, seed=seed, dataset=place, device=device)
                 study[run_name(placed, config.dataset)] = Job(train, placed)
     _check_data(study, out / RUNS)
+    for grid in grids(names, scale):
+        for config in grid:
+            study[links.run_name(config)] = Job(graph_run.train, replace(config, device=device))
     return Plan(study, missing)
 
 
-def run_names(names: Sequence[str], scale: str) -> set[str]:
-    """Return the names of the runs that artifacts need, whether their data are here or not, at default settings."""
-    every = (settings for name in names for settings in cells(ARTIFACTS[name], scale))
-    configs = [
-        configuration(SCALES[scale], settings, seed=seed)
-        for settings in every
-        for seed in range(SCALES[scale].seeds)
-    ]
-    return {run_name(config, config.dataset) for config in configs}
+def grids(names: Sequence[str], scale: str) -> list[list[GraphConfig]]:
+    """Return the grids of the link predictors that artifacts show, each once."""
+    found = {}
+    for name in names:
+        for settings in cells(ARTIFACTS[name], scale, "graphs"):
+            grid = links.grid(SCALES[scale], settings)
+            found[links.run_name(grid[0])] = grid
+    return list(found.values())
+
+
+def chosen_runs(names: Sequence[str], scale: str, out: Path, seeds: int, device: str = "auto") -> dict[str, Job]:
+    """Return the runs of link predictors with the settings that their grids found best, with all seeds."""
+    study: dict[str, Job] = {}
+    for grid in grids(names, scale):
+        choice = links.choose(grid, lambda config: links.validation_mrr(out / RUNS / links.run_name(config)))
+        if choice is None:
+            continue
+        for seed in range(seeds):
+            config = replace(choice.config, seed=seed, device=device)
+            study[links.run_name(config)] = Job(graph_run.train, config)
+    return study
+
+
+def count_runs(names: Sequence[str], scale: str) -> int:
+    """Return how many runs artifacts need, whether their data are here or not, at default settings."""
+    seeds = SCALES[scale].seeds
+    every = (settings for name in names for settings in cells(ARTIFACTS[name], scale, "images"))
+    configs = (configuration(SCALES[scale], settings) for settings in every)
+    images = {run_key(config, config.dataset) for config in configs}
+    graphs = grids(names, scale)
+    return len(images) * seeds + sum(len(grid) + seeds - 1 for grid in graphs)
 
 
 def missing_data(plan: Plan) -> str:

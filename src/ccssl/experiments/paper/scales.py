@@ -7,6 +7,8 @@ all together; a later line of this list wins over an earlier one:
 2. hyperparameters that were searched for (only at the scale of the paper, and only where the paper searched);
 3. the settings of the scale, then those of the scale for this data set.
 
+Link predictors have a scale of their own in each (``GraphScale``), for they take seconds; ``links`` puts it together.
+
 *Runs have names*, made of what everybody asks for first, and of a checksum of everything else that is not at its
 default: ``cifar10-250-ccssl-prop-seed0-1b2c3d``. The name does not depend on other seeds, on the device, or on the
 folder that the data lie in, nor on whether a value was given or is the default. Equal names are equal runs.
@@ -16,13 +18,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ccssl.experiments.config import RunConfig, config_from
-from ccssl.experiments.paper.artifacts import DATASETS, SEEDS, SETTINGS, Settings
+from ccssl.experiments.paper.artifacts import DATASETS, GRID, SEEDS, SETTINGS, Settings
 from ccssl.experiments.run import FREE_ON_RESUME
+from ccssl.graphs.config import GraphConfig
 from ccssl.methods import METHODS
 
 ALL = ("supervised", "uda", "fixmatch", "fixmatch-da", "flexmatch", "cssl", "ccssl-diff", "ccssl-prop")
@@ -30,10 +33,21 @@ CREDAL = ("supervised", "cssl", "ccssl-diff", "ccssl-prop")
 
 
 @dataclass(frozen=True)
+class GraphScale:
+    """What a scale changes about link predictors, and the grid of which each takes the best setting."""
+
+    title: str
+    settings: Settings = field(default_factory=dict)
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: GRID)
+    stand_in: str | None = None  # the graph in place of all others
+
+
+@dataclass(frozen=True)
 class Scale:
     """What a scale changes, and what it keeps."""
 
     title: str
+    graphs: GraphScale
     seeds: int = SEEDS
     settings: Settings = field(default_factory=dict)
     by_dataset: Mapping[str, Settings] = field(default_factory=dict)
@@ -46,6 +60,12 @@ class Scale:
 SCALES: dict[str, Scale] = {
     "smoke": Scale(
         "20 steps of a small network on the embedded 8x8 digits in place of every data set, at most 1,000 labels",
+        GraphScale(
+            "2 epochs on the embedded graph Nations in place of both, 8 parameters a vector, learning rate 0.1 or 0.01",
+            {"dim": 8},
+            {"lr": (0.1, 0.01), "batch": (1024,), "epochs": (2,)},
+            stand_in="nations",
+        ),
         seeds=2,
         settings={
             "model": "small",
@@ -62,6 +82,10 @@ SCALES: dict[str, Scale] = {
     "reduced": Scale(
         "1,000 steps of a small network on the data at hand (STL-10 with mu 3, its labels drawn at random), learning "
         "rate 0.03, not tuned",
+        GraphScale(
+            "10 epochs with batches of 512, learning rate 0.01, 0.1 or 0.001",
+            grid={"lr": GRID["lr"], "batch": (512,), "epochs": (10,)},
+        ),
         settings={"model": "small", "steps": 1000, "batch": 32, "mu": 7, "lr": 0.03, "eval_every": 100},
         # The part of STL-10 at hand has 1,000 labels, of some classes fewer than 100: all are taken, as they are.
         by_dataset={"stl10": {"mu": 3, "label_sampling": "iid"}},
@@ -74,7 +98,11 @@ SCALES: dict[str, Scale] = {
             ("stl10", 1000): CREDAL,
         },
     ),
-    "paper": Scale("2^18 steps of Wide ResNets as printed (EMNIST-ByClass 2^15)", tuned=True),
+    "paper": Scale(
+        "2^18 steps of Wide ResNets as printed (EMNIST-ByClass 2^15)",
+        GraphScale("learning rate 0.01, 0.1 or 0.001, batches of 512 or 1024, 5 or 50 epochs, as printed"),
+        tuned=True,
+    ),
 }
 
 
@@ -126,12 +154,15 @@ def run_name(config: RunConfig, dataset: str) -> str:
 
 def run_key(config: RunConfig, dataset: str) -> tuple[str, str]:
     """Return what the names of runs that differ in their seed have in common: a beginning and an end."""
-    told = {"seed", "dataset", "labels", "method", *FREE_ON_RESUME}
-    default = RunConfig(method=config.method)
+    told = ("seed", "dataset", "labels", "method", *FREE_ON_RESUME)
+    return f"{dataset}-{config.labels}-{config.method}-seed", f"-{checksum(config, RunConfig(), told)}"
+
+
+def checksum(config: RunConfig | GraphConfig, usual: RunConfig | GraphConfig, told: Sequence[str]) -> str:
+    """Return six characters that stand for all fields but those told, as far as they are not as usual."""
     rest = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in told}
-    rest = {name: value for name, value in rest.items() if value != getattr(default, name)}
-    checksum = hashlib.sha256(json.dumps(rest, sort_keys=True, default=dict).encode()).hexdigest()[:6]
-    return f"{dataset}-{config.labels}-{config.method}-seed", f"-{checksum}"
+    rest = {name: value for name, value in rest.items() if value != getattr(usual, name)}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, default=dict).encode()).hexdigest()[:6]
 
 
 def name_for_seed(key: tuple[str, str], seed: int) -> str:

@@ -19,7 +19,8 @@ FIGURES = "figures"  # folder below a study's folder
 
 def scale_of(names: Sequence[str], out: Path) -> str:
     """Return the scale at which something was run for these artifacts; that of the paper where nothing was."""
-    found = [scale for scale in SCALES if any(_is_run(name, Results(out, scale)) for name in names)]
+    every = {scale: Results(out, scale) for scale in SCALES}
+    found = [scale for scale, results in every.items() if any(_is_run(name, results) for name in names)]
     if len(found) > 1:
         raise InputError(f"{out} holds runs at the scales {' and '.join(found)}: choose one with --scale.")
     return found[0] if found else "paper"
@@ -27,8 +28,7 @@ def scale_of(names: Sequence[str], out: Path) -> str:
 
 def shown(names: Sequence[str], out: Path, scale: str, form: str, phase: str = "test") -> Iterator[str]:
     """Yield each artifact in a format; pictures are written below ``out``."""
-    needs_runs = any(getattr(ARTIFACTS[name], "kind", None) for name in names)
-    if needs_runs and not out.is_dir():
+    if any(_needs_runs(name) for name in names) and not out.is_dir():
         raise InputError(f"there is no study in {out}: run one by `ccssl paper run {names[0]} --out {out}`.")
     results = Results(out, scale)
     for name in names:
@@ -44,7 +44,7 @@ def shown(names: Sequence[str], out: Path, scale: str, form: str, phase: str = "
 def _write_pictures(name: str, results: Results, numbers: str, phase: str) -> list[Path]:
     """Write an artifact's pictures and their numbers; return the pictures."""
     folder, written = results.out / FIGURES, []
-    stem = name if not getattr(ARTIFACTS[name], "kind", None) else f"{name}-{results.scale}"
+    stem = f"{name}-{results.scale}" if _needs_runs(name) else name
     for ending, svg in pictures(ARTIFACTS[name], results, phase):
         folder.mkdir(parents=True, exist_ok=True)
         written.append(folder / f"{stem}{ending}.svg")
@@ -52,6 +52,11 @@ def _write_pictures(name: str, results: Results, numbers: str, phase: str) -> li
     if written:
         write_text(folder / f"{stem}.csv", numbers)
     return written
+
+
+def _needs_runs(name: str) -> bool:
+    artifact = ARTIFACTS[name]
+    return isinstance(artifact, Table | Curves) and artifact.kind != "counts"
 
 
 def _is_run(name: str, results: Results) -> bool:

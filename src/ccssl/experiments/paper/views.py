@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ccssl.experiments.paper.artifacts import (
     DATASETS,
+    GRAPHS,
     METHODS,
     Artifact,
     Column,
@@ -24,6 +25,7 @@ from ccssl.experiments.paper.artifacts import (
     SearchSpaces,
     Table,
 )
+from ccssl.experiments.paper.links import GRID_SEED, Choice
 from ccssl.experiments.paper.plan import cell, shown
 from ccssl.experiments.paper.printed import Printed
 from ccssl.experiments.paper.results import Ours, Results
@@ -59,6 +61,7 @@ class View:
     grids: tuple[Grid, ...]
     notes: tuple[str, ...]
     pictures: tuple[Path, ...] = ()
+    best: str = "best of its column"  # what the marked cells are
 
 
 def view(
@@ -71,22 +74,33 @@ def view(
     if isinstance(artifact, CredalSets):
         pi = "; ".join("(" + ", ".join(f"{degree:g}" for degree in pi) + ")" for pi in artifact.possibilities)
         return View(name, title, (), (f"Possibility degrees: {pi}.",), tuple(pictures))
-    part = phase if artifact.phase == "test" else artifact.phase
+    part = part_of(artifact, phase)
     if isinstance(artifact, Curves):
         grids: tuple[Grid, ...] = (_ends(artifact, results, part),)
     else:
-        blocks = itertools.groupby(shown(artifact, results.scale), lambda column: column.heads[:-1])
-        grids = tuple(_grid(artifact, results, part, heads, tuple(columns)) for heads, columns in blocks)
+        columns = shown(artifact, results.scale)
+        blocks = itertools.groupby(columns, lambda column: (*column.heads[:-1], column.variant))
+        grids = tuple(_grid(artifact, results, part, heads, tuple(block)) for heads, block in blocks)
+        if artifact.kind == "graphs":
+            grids += (_choices(artifact, results),)
     notes = tuple(_notes(artifact, results, part))
-    return View(name, title + _scale(artifact, results), grids, notes, tuple(pictures))
+    best = "best of its group of rows" if isinstance(artifact, Table) and artifact.best_in_group else View.best
+    return View(name, title + _scale(artifact, results), grids, notes, tuple(pictures), best)
+
+
+def part_of(artifact: Table | Curves, phase: str) -> str:
+    """Return the part of a result that is shown of an artifact, given what is wanted of test data."""
+    return phase if artifact.phase == "test" and artifact.kind == "images" else artifact.phase
 
 
 def _scale(artifact: Table | Curves, results: Results) -> str:
     """Return how ours came about, for the title."""
-    if artifact.kind is None:
+    if artifact.kind == "counts":
         return ""
+    scale = SCALES[results.scale]
     counts = sorted({len(runs) for runs in _runs(artifact, results) if runs})
-    return f" at the scale {results.scale}: {SCALES[results.scale].title}; {_seeds(counts)}"
+    title = scale.graphs.title if artifact.kind == "graphs" else scale.title
+    return f" at the scale {results.scale}: {title}; {_seeds(counts)}"
 
 
 def _seeds(counts: Sequence[int]) -> str:
@@ -105,24 +119,48 @@ def _runs(artifact: Table | Curves, results: Results) -> Iterator[list[Any]]:
 
 
 def _grid(table: Table, results: Results, phase: str, heads: tuple[str, ...], columns: tuple[Column, ...]) -> Grid:
-    """Return columns with common heads: ours, where anything is run, beside the paper's, where anything was printed."""
-    with_ours, with_paper = table.kind is not None, any(column.printed for column in columns) and _printed(table)
-    sides = ("ours",) * with_ours + ("paper",) * with_paper
+    """Return columns with common heads: ours beside the paper's, where anything was printed."""
+    with_paper = any(column.printed for column in columns) and _printed(table)
+    sides = ("ours", *("paper",) * with_paper)
     cells: dict[Row, list[Cell]] = {row: [] for row in table.rows}
     for column in columns:
-        if with_ours:
-            ours = {row: results.figure(table, row, column, phase) for row in table.rows}
-            best = best_rows(table, {row: found.mean for row, found in ours.items() if found})
-            for row, found in ours.items():
-                cells[row].append(Cell(ours_text(table, found), row in best))
+        ours = {row: results.figure(table, row, column, phase) for row in table.rows}
+        best = best_rows(table, {row: found.mean for row, found in ours.items() if found})
+        for row, found in ours.items():
+            cells[row].append(Cell(ours_text(table, found), row in best))
         if with_paper:
             paper = {row: printed_cell(table, row, column) for row in table.rows}
             best = best_rows(table, {row: found.number for row, found in paper.items() if found})
             for row, found in paper.items():
                 cells[row].append(Cell(_paper_text(found), row in best))
-    spans = ((", ".join(heads), 1), *((column.heads[-1], len(sides)) for column in columns))
+    spans = ((", ".join(filter(None, heads)), 1), *((column.heads[-1], len(sides)) for column in columns))
     names = (table.corner, *(side for _ in columns for side in sides))
     return Grid(spans, names, tuple((row.group, (Cell(row.head), *cells[row])) for row in table.rows))
+
+
+def _choices(table: Table, results: Results) -> Grid:
+    """Return the setting of the grid that each cell shows."""
+    columns = list({(*c.heads[:-1], c.variant): c for c in table.columns}.values())
+    rows = []
+    for row in table.rows:
+        cells = [Cell(row.head)]
+        for column in columns:
+            settings = cell(table, row, column, results.scale)
+            choice = results.chosen(settings) if settings else None
+            cells.append(Cell(" / ".join(map(str, chosen_values(choice, results.scale).values())) or NOTHING))
+        rows.append((row.group, tuple(cells)))
+    spans = tuple((", ".join(heads), len(list(same))) for heads, same in itertools.groupby(columns, _block))
+    names = ("chosen: " + " / ".join(SCALES[results.scale].graphs.grid), *(column.variant for column in columns))
+    return Grid((("", 1), *spans), names, tuple(rows))
+
+
+def _block(column: Column) -> tuple[str, ...]:
+    return column.heads[:-1]
+
+
+def chosen_values(choice: Choice | None, scale: str) -> dict[str, Any]:
+    """Return the values of the grid that were chosen; nothing where nothing was."""
+    return {name: getattr(choice.config, name) for name in SCALES[scale].graphs.grid} if choice else {}
 
 
 def _ends(curves: Curves, results: Results, phase: str) -> Grid:
@@ -160,12 +198,23 @@ def printed_cell(table: Table, row: Row, column: Column) -> Printed | None:
     """Return what the paper prints in a cell, or None."""
     if not (row.printed and column.printed):
         return None
-    return row.printed[[c for c in table.columns if c.printed].index(column)]
+    return row.printed[[c.heads for c in printed_columns(table)].index(column.heads)]
+
+
+def printed_columns(table: Table) -> list[Column]:
+    """Return the columns that the paper prints, of variants the first."""
+    found: dict[tuple[str, ...], Column] = {}
+    for column in table.columns:
+        if column.printed:
+            found.setdefault(column.heads, column)
+    return list(found.values())
 
 
 def best_rows(table: Table, values: dict[Row, float]) -> set[Row]:
     """Return the rows with the best value: of all, or of their group; none where nothing competes."""
     best: set[Row] = set()
+    if table.kind == "counts":
+        return best
     for group in {row.group for row in values} if table.best_in_group else {None}:
         rivals = {row: value for row, value in values.items() if group is None or row.group == group}
         if len(rivals) > 1:
@@ -188,7 +237,7 @@ def _text(
     deviation_factor: float | None = None,
     deviation_digits: int | None = None,
 ) -> str:
-    text = f"{ours.mean * factor:.{digits}f}"
+    text = f"{ours.mean * factor:,.{digits}f}"
     if ours.deviation is None:
         return text
     deviation = ours.deviation * (factor if deviation_factor is None else deviation_factor)
@@ -211,17 +260,19 @@ def _printed(table: Table) -> bool:
 def _notes(artifact: Table | Curves, results: Results, phase: str) -> Iterator[str]:
     yield from artifact.notes
     if isinstance(artifact, Table):
-        if artifact.kind is not None or any(cell.deviation for row in artifact.rows for cell in row.printed):
+        if artifact.kind != "counts":
             unit = artifact.deviation_factor / artifact.factor
             multiples = "" if unit == 1 else f", in multiples of {1 / unit:g}"
             yield f"± is the standard deviation over seeds{multiples}."
         yield from wrong_bolds(artifact)
-    if artifact.kind is None:
+    if artifact.kind == "counts":
         return
     if phase == "median20":
         yield "Ours is the median of the last 20 evaluations of each run, not the last one."
     yield from _hyperparameters(artifact, results)
     yield from _gaps(artifact, results)
+    if isinstance(artifact, Table) and artifact.kind == "graphs":
+        yield from _grids(artifact, results)
     yield from _circumstances(artifact, results)
 
 
@@ -229,7 +280,7 @@ def wrong_bolds(table: Table) -> Iterator[str]:
     """Yield where the paper's bold type is not at the best printed value."""
     if not any(cell.bold for row in table.rows for cell in row.printed):
         return
-    for column in table.columns:
+    for column in printed_columns(table):
         found = {row: cell for row in table.rows if (cell := printed_cell(table, row, column))}
         best = best_rows(table, {row: cell.number for row, cell in found.items()})
         for row, cell in found.items():
@@ -265,7 +316,7 @@ def _gaps(artifact: Table | Curves, results: Results) -> Iterator[str]:
     out: list[str] = []
     missing: list[tuple[str, str]] = []
     for column in artifact.columns:
-        head = ", ".join(column.heads)
+        head = column.name
         planned = [row for row in artifact.rows if cell(artifact, row, column, results.scale) is not None]
         if not planned and (results.scale in column.scales or (isinstance(artifact, Table) and _printed(artifact))):
             out.append(head)
@@ -276,11 +327,33 @@ def _gaps(artifact: Table | Curves, results: Results) -> Iterator[str]:
         yield f"Not run yet, or its data set is not here: {_places(missing)}."
 
 
+def _grids(table: Table, results: Results) -> Iterator[str]:
+    """Say how settings were chosen, and where that is not final."""
+    names = ", ".join(SCALES[results.scale].graphs.grid)
+    yield (
+        f"Of each cell {names} were chosen by validation MRR with seed {GRID_SEED}, then run with the other seeds; "
+        "test figures play no part in it."
+    )
+    open_: list[tuple[str, str]] = []
+    for row in table.rows:
+        for column in table.columns:
+            settings = cell(table, row, column, results.scale)
+            choice = results.chosen(settings) if settings else None
+            place = (row.head, ", ".join(filter(None, (*column.heads[:-1], column.variant))))
+            if choice and choice.finished < choice.settings and place not in open_:
+                open_.append(place)
+    if open_:
+        yield f"Chosen while some runs of the grid were not finished or broken: {_places(open_)}."
+
+
 def _circumstances(artifact: Table | Curves, results: Results) -> Iterator[str]:
     """Say on what machine and on how much data ours was run."""
+    graphs, scale = artifact.kind == "graphs", SCALES[results.scale]
+    stand_in = scale.graphs.stand_in if graphs else scale.stand_in
     runs: dict[Path, str] = {}
     for column in artifact.columns:
-        title = SCALES[results.scale].stand_in or DATASETS[column.settings["dataset"]].title
+        dataset = column.settings["dataset"]
+        title = stand_in or (GRAPHS[dataset] if graphs else DATASETS[dataset].title)
         runs |= {path: title for row in artifact.rows for path in results.runs(artifact, row, column)}
     if not runs:
         return
@@ -291,12 +364,17 @@ def _circumstances(artifact: Table | Curves, results: Results) -> Iterator[str]:
     machines = sorted(
         {f"{cost['device']} on {cost['machine']}, threads a run: {cost['threads']}" for cost in costs}
     )
-    yield f"Ours: {len(runs)} runs of {steps} steps, {hours} of computing in all; {'; '.join(machines)}."
+    beside = ", those of the grids that are not shown left out" if graphs else ""
+    yield f"Ours: {len(runs)} runs of {steps} steps, {hours} of computing in all{beside}; {'; '.join(machines)}."
     sizes = {}
     for path, title in runs.items():
         split = found[path]["split"]
-        pool = sum(split[part] for part in ("labeled", "calibration", "unlabeled", "validation"))
-        sizes[f"{title}, {pool:,} training and {split['test']:,} test images"] = None
+        if graphs:
+            size = f"{split['validation']:,} validation and {split['test']:,} test facts"
+        else:
+            pool = sum(split[part] for part in ("labeled", "calibration", "unlabeled", "validation"))
+            size = f"{pool:,} training and {split['test']:,} test images"
+        sizes[f"{title}, {size}"] = None
     yield f"Data of ours: {'; '.join(sizes)}."
 
 
