@@ -19,9 +19,12 @@ from torch import nn
 from ccssl.experiments.config import RunConfig
 from ccssl.experiments.run import train
 
-# A number is a convolution with so many channels (5x5 and stride 2 as "24s2", else 3x3), "|" a pooling.
+# A number is a convolution with so many channels (5x5 and stride 2 as "24s2", else 3x3), "|" a pooling. The last maps
+# are averaged over the image, or where it says so over each of its quarters, or not at all.
 CANDIDATES = (
     "24s2 | 64 64 | 128 128",
+    "24s2 | 64 64 | 128 128 quarters",
+    "24s2 | 64 64 | 128 128 flat",
     "16s2 | 48 48 | 96 96",
     "32s2 | 48 48 | 96 96",
     "24s2 | 64 | 128 128",
@@ -35,18 +38,20 @@ def network(text: str, channels: int, classes: int) -> nn.Module:
     """Return the network that a line of ``CANDIDATES`` describes."""
     layers: list[nn.Module] = []
     first = True
-    for word in text.split():
+    words = text.split()
+    side = {"quarters": 2, "flat": 4}.get(words[-1], 1)
+    for word in words if side == 1 else words[:-1]:
         if word == "|":
             layers.append(nn.MaxPool2d(2, ceil_mode=True))
         elif word == "mean":
             layers.append(nn.AvgPool2d(2))
         else:
             width, stride = int(word.removesuffix("s2")), 2 if word.endswith("s2") else 1
-            side = 5 if first and stride == 2 else 3
-            layers.append(nn.Conv2d(channels, width, side, stride, padding=side // 2, bias=False))
+            kernel = 5 if first and stride == 2 else 3
+            layers.append(nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False))
             layers += [nn.BatchNorm2d(width), nn.LeakyReLU(0.1, inplace=True)]
             channels, first = width, False
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(side), nn.Flatten(), nn.Linear(channels * side**2, classes))
 
 
 def job(dataset: str, out: Path, candidate: str, method: str, seed: int) -> str:
@@ -67,7 +72,7 @@ def job(dataset: str, out: Path, candidate: str, method: str, seed: int) -> str:
     folder = out / f"{candidate.replace(' ', '').replace('|', '-')}-{method}-{seed}"
     result = train(config, folder, network=network(candidate, 1, 62), resume=True, quiet=True)
     accuracy, seconds = result["validation"]["accuracy"], time.monotonic() - started
-    return f"{candidate:24} {method:12} seed {seed}: {accuracy:.4f} {seconds:4.0f} s"
+    return f"{candidate:32} {method:12} seed {seed}: {accuracy:.4f} {seconds:4.0f} s"
 
 
 def main() -> None:

@@ -79,15 +79,21 @@ class TailCalibration(nn.Module):
     @torch.no_grad()
     def fit(self, parts: Iterable[tuple[Tensor, np.ndarray]]) -> None:
         """Take the scores of calibration facts: pieces of distributions (B, E) and facts (B, 3)."""
-        found: list[Tensor] = []
+        alpha_L = torch.empty(0)  # filled piece by piece, and doubled when it is full
         facts: list[np.ndarray] = []
-        entities = 0
+        filled = entities = 0
         for q_BE, part in parts:
             tails = torch.from_numpy(part[:, 2].copy()).to(q_BE.device)
-            found.append(self.config.score_function(q_BE, tails, **self.config.options))
+            alpha_B = self.config.score_function(q_BE, tails, **self.config.options)
+            # Small tensors kept for each piece would lie between the large ones, whose place the C library could then
+            # not give to the next piece: memory would grow as if every distribution was kept.
+            if filled + len(alpha_B) > len(alpha_L):
+                alpha_L = torch.cat([alpha_L.to(alpha_B)[:filled], alpha_B.new_empty(filled + 2 * len(alpha_B))])
+            alpha_L[filled : filled + len(alpha_B)] = alpha_B
+            filled += len(alpha_B)
             facts.append(part)
             entities = q_BE.shape[1]
-        alpha_L, fact_L = torch.cat(found), np.concatenate(facts)
+        alpha_L, fact_L = alpha_L[:filled], np.concatenate(facts)
         with _silence():
             for number, rows in self._rows(fact_L[:, 1], every=True):
                 tails = torch.from_numpy(fact_L[rows, 2].copy()).to(alpha_L.device)

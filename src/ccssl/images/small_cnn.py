@@ -3,12 +3,17 @@
 On a CPU the early layers cost the most: large maps, few channels, little arithmetic for the memory they touch. So the
 first convolution steps by two, a pooling follows at once, and the depth comes afterwards, where maps are small. About 6
 million multiply-adds for an image of 28x28 or 32x32. Smaller images (8x8 digits) are not reduced before the second
-convolution, larger ones (96x96) are reduced twice as much. ``studies/small_cnn.md`` tells how it was chosen.
+convolution, larger ones (96x96) are reduced twice as much.
+
+The last maps are averaged over each *quarter* of the image, not over the whole of it: what tells a d from a p is where
+its strokes are. That costs nothing, and with few labels it is worth points of accuracy. ``studies/small_cnn.md`` tells
+how the network was chosen.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d
 
 WIDTHS = (24, 64, 128)
 
@@ -29,11 +34,25 @@ class SmallCNN(nn.Module):
             *_convolution(second, third, 3),
             *_convolution(third, third, 3),
         )
-        self.head = nn.Linear(third, classes)
+        self.head = nn.Linear(4 * third, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits."""
-        return self.head(self.layers(images).mean((2, 3)))
+        return self.head(quarters(self.layers(images)).flatten(1))
+
+
+def quarters(maps: Tensor) -> Tensor:
+    """Return the means over the four quarters of maps (B, C, H, W): (B, C, 2, 2).
+
+    The middle line of an odd side belongs to both halves.
+
+    >>> import torch
+    >>> quarters(torch.arange(9.0).view(1, 1, 3, 3))
+    tensor([[[[2., 3.],
+              [5., 6.]]]])
+    """
+    height, width = maps.shape[2:]
+    return avg_pool2d(maps, ((height + 1) // 2, (width + 1) // 2), (height // 2, width // 2))
 
 
 def _convolution(before: int, after: int, side: int, stride: int = 1) -> tuple[nn.Module, ...]:

@@ -84,6 +84,7 @@ LINK_SETTINGS: Settings = {
     "min_p_value": 0.0,
     "temperature": 1.0,
     "reuse_calibration": False,
+    "align": False,
     "patience": 0,
     "select": "last",
     "eval_unlabeled": 2000,
