@@ -54,6 +54,7 @@ BASES: dict[str, Settings] = {
     "dim 256, no dropout": {"dim": 256},
     "dim 256, n3 0.01": {"dim": 256, "n3": 0.01},
     "dim 256, dropout 0.4, input 0.4": {"dim": 256, "dropout": 0.4, "input_dropout": 0.4},
+    "dim 256, dropout 0.4, input 0.6": {"dim": 256, "dropout": 0.4, "input_dropout": 0.6},
     "dim 256, dropout 0.5, input 0.5": {"dim": 256, "dropout": 0.5, "input_dropout": 0.5},
     "dim 256, dropout 0.6, input 0.5": {"dim": 256, "dropout": 0.6, "input_dropout": 0.5},
     "dim 256, dropout 0.6, input 0.6": {"dim": 256, "dropout": 0.6, "input_dropout": 0.6},
