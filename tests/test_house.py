@@ -1,8 +1,10 @@
 """The house itself: who may import whom, what importing costs, and that every public name is where it should be."""
 
 import importlib
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,12 @@ assert not [name for name in sys.modules if name.startswith("ccssl.credal.kernel
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_extra_that_a_text_names_exists():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = set()
+    for path in (ROOT / "README.md", *(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md")):
+        for extras in re.findall(r"\bccssl\[([\w, -]+)\]", path.read_text(encoding="utf-8")):
+            named |= {extra.strip() for extra in extras.split(",")}
+    assert {"tune", "ray"} <= named <= set(project["optional-dependencies"])

@@ -2,8 +2,13 @@
 
 import importlib.util
 import json
+import os
+import signal
+import threading
+import time
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 
 import jobs
 import pytest
@@ -12,7 +17,7 @@ from ccssl.errors import InputError
 from ccssl.experiments import engines
 from ccssl.experiments.config import RunConfig
 from ccssl.experiments.run import train
-from ccssl.experiments.study import Job, run_study
+from ccssl.experiments.study import Job, StudyStopped, run_study
 
 WORDS = {
     "dataset": "digits",
@@ -63,21 +68,55 @@ def test_processes_change_nothing_about_results(alone, tmp_path):
 @pytest.mark.ray
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'ccssl[ray]'")
 def test_ray_gives_what_processes_give(alone, tmp_path):
+    terminate = signal.getsignal(signal.SIGTERM)
     outcome = run_study(runs(), tmp_path, workers=2, threads=1, engine="ray")
     assert not outcome.broken
     assert {name: kept(tmp_path / name) for name in runs()} == alone
+    assert not importlib.import_module("ray").is_initialized()
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert signal.getsignal(signal.SIGTERM) == terminate
 
 
 @pytest.mark.ray
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'ccssl[ray]'")
-def test_ray_tells_what_broke_and_goes_on(tmp_path):
+def test_ray_tells_what_broke_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(jobs.__file__).parent))
     ends = {"a": "raise", "b": "refuse", "c": "die", "d": "raise once", "e": "well"}
     tasks = {name: Job(jobs.run, jobs.Task(end)) for name, end in ends.items()}
     outcome = run_study(tasks, tmp_path, workers=2, threads=1, engine="ray")
     assert sorted(outcome.made) == ["d", "e"]
     assert outcome.broken["a"].startswith("ZeroDivisionError: planted (")
     assert outcome.broken["b"] == "lr must be smaller, got 7."
-    assert outcome.broken["c"].startswith("Ray lost it: ")
+    assert outcome.broken["c"].startswith("Ray lost it: The worker died unexpectedly")
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'ccssl[ray]'")
+def test_ray_tells_why_a_run_could_not_begin(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    outcome = run_study({"a": Job(jobs.run, jobs.Task())}, tmp_path, workers=1, threads=1, engine="ray")
+    assert outcome.broken["a"].startswith("Ray lost it: ")
+    assert outcome.broken["a"].endswith("No module named 'jobs'")
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'ccssl[ray]'")
+def test_ray_lets_a_run_that_is_stopped_keep_its_checkpoint(tmp_path):
+    job = Job(train, small(steps=100_000, eval_every=100_000))  # no checkpoint before the end, unless it is stopped
+
+    def stop():
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob("a/tensorboard/*")) and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(StudyStopped):
+        run_study({"a": job}, tmp_path, workers=1, threads=1, engine="ray")
+    thread.join()
+    assert json.loads((tmp_path / "a" / "checkpoint" / "state.json").read_text())["step"] < 100_000
+    assert not (tmp_path / "a" / "result.json").exists()
 
 
 def test_without_ray_the_sentence_says_how_to_get_it(monkeypatch, tmp_path):

@@ -208,7 +208,9 @@ def ray_tasks(
                     try:
                         error = ray.get(reference)
                     except ray.exceptions.RayError as lost:
-                        error = f"Ray lost it: {str(lost).strip().splitlines()[0]}"
+                        # What went wrong before the run began, such as a module that is missing there, is its cause.
+                        cause = getattr(lost, "cause", None) or lost
+                        error = f"Ray lost it: {str(cause).strip().splitlines()[0]}"
                     yield Ended(name, error)
             for reference in running:
                 ray.cancel(reference)  # training takes it as the wish to stop

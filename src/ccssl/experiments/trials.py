@@ -218,10 +218,11 @@ def in_journal(folder: Path, name: str, pruner: optuna.pruners.BasePruner, note:
     return Trials(open_study, alone, str(path), None, note)
 
 
+@contextmanager
 def in_database(
     url: str, name: str, owner: str, pruner: optuna.pruners.BasePruner, note: Callable[[str], None]
-) -> Trials:
-    """Return the trials in a PostgreSQL database, which coordinators on other machines may use, too."""
+) -> Iterator[Trials]:
+    """Give the trials in a PostgreSQL database, which coordinators on other machines may use, too."""
     parsed = _database(url)
     key = int.from_bytes(hashlib.sha256(f"ccssl {name}".encode()).digest()[:8], signed=True)
     options = {
@@ -235,6 +236,7 @@ def in_database(
         },
     }
     engine = sqlalchemy.create_engine(parsed, **options)
+    opened: list[RDBStorage] = []
 
     @contextmanager
     def locked() -> Iterator[float]:
@@ -245,11 +247,17 @@ def in_database(
 
     def open_study() -> optuna.Study:
         with locked():  # two that create the tables at once would get in each other's way
-            storage = RDBStorage(parsed.render_as_string(hide_password=False), engine_kwargs=options)
-            return _study(storage, name, pruner)
+            opened.append(RDBStorage(parsed.render_as_string(hide_password=False), engine_kwargs=options))
+            return _study(opened[-1], name, pruner)
 
     place = f"the database {parsed.database or ''} at {parsed.host or 'this machine'}"
-    return Trials(open_study, locked, place + (f":{parsed.port}" if parsed.port else ""), owner, note)
+    try:
+        yield Trials(open_study, locked, place + (f":{parsed.port}" if parsed.port else ""), owner, note)
+    finally:
+        engine.dispose()
+        for storage in opened:
+            storage.remove_session()
+            storage.engine.dispose()
 
 
 @contextmanager
@@ -293,7 +301,7 @@ def _database(url: str) -> sqlalchemy.URL:
     try:
         import psycopg  # noqa: F401
     except ImportError:
-        raise InputError("a PostgreSQL storage needs psycopg: pip install 'ccssl[postgres]'.") from None
+        raise InputError("a PostgreSQL storage needs psycopg: install it with pip install 'ccssl[tune]'.") from None
     return parsed.set(drivername="postgresql+psycopg")
 
 

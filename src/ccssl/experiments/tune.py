@@ -7,8 +7,9 @@ best configuration is then used for all seeds.
 *Which configuration comes next* is a function of the seed, its number and the trials so far: the sampler (the
 tree-structured Parzen estimator, or a Gaussian process) is made anew, with a seed of its own, for each. So a search
 with one worker repeats exactly, also after it was killed. The seed of the runs is fixed, so that a configuration need
-not be run twice: where the sampler suggests one that was tried, an untried one is drawn; once none is left, figures
-are taken over. The sampler sees the trials of all of Hyperband's brackets. Optuna would show it those of one bracket
+not be run twice: where the sampler suggests one that was tried, it is asked again, the refused one being to it a trial
+under way, which it keeps away from; after ``ASKS`` times an untried one is drawn. Once none is left, figures are taken
+over. The sampler sees the trials of all of Hyperband's brackets. Optuna would show it those of one bracket
 only, of which there are three or four: with 20 trials it would draw at random to the end.
 
 *How far a trial has come* is counted in steps, of which all trials have equally many. An epoch is one pass over the
@@ -45,13 +46,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
 import yaml
+
+from ccssl.errors import InputError
+
+try:
+    import optuna
+except ModuleNotFoundError:
+    raise InputError("a search needs Optuna: install it with pip install 'ccssl[tune]'.") from None
 from optuna.distributions import CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, TrialState
 
-from ccssl.errors import InputError
 from ccssl.experiments import folder as run_folder
 from ccssl.experiments import trials as trial_storage
 from ccssl.experiments.config import RunConfig, config_from, differences, one_of
@@ -60,13 +66,14 @@ from ccssl.experiments.spaces import SPACES, Space
 from ccssl.experiments.trial_worker import Worker
 from ccssl.experiments.trials import Parameters, Trials
 from ccssl.images.dataset import ImageData
-from ccssl.images.sources import load
+from ccssl.images.sources import SOURCES, load
 from ccssl.training import checkpoint
 
 PAPER_STEPS = 2**18
 EPOCHS = 20
 REDUCTION = 3
 VALIDATION_SHARE = 0.1  # of the training images with a known label
+ASKS = 20  # how often the sampler is asked for a configuration that was not tried
 LIVES = 3  # how often the worker of a trial may die before the trial is given up
 FAILURES = 3  # how many trials may be given up before the search is
 POLL = 2.0  # seconds after which an idle coordinator looks at what the others do
@@ -109,16 +116,22 @@ class Search:
 
     @property
     def name(self) -> str:
-        """DATASET-LABELS-METHOD."""
-        return f"{Path(self.base.dataset).stem}-{self.base.labels}-{self.base.method}"
+        """DATASET-LABELS-METHOD; a file such as emnist_byclass.npz is called by the name of its data set."""
+        stem = Path(self.base.dataset).stem
+        dataset = next((name for name in SOURCES if name == stem.replace("_", "-")), stem)
+        return f"{dataset}-{self.base.labels}-{self.base.method}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what two searches of one name must agree on; the number of trials may grow."""
-        free = {*FREE_ON_RESUME, *self.space}
-        config = {name: value for name, value in self.base.to_dict().items() if name not in free}
-        config["options"] = {name: value for name, value in self.base.options.items() if name not in free}
-        space = {f"values of {name}": list(values) for name, values in self.space.items()}
-        return {**config, "sampler": self.sampler, **space}
+        """Return what two searches of one name must agree on; the number of trials may grow.
+
+        In place of a parameter that is searched stand its values.
+        """
+        names = {f.name for f in fields(RunConfig)}
+        config = {name: value for name, value in self.base.to_dict().items() if name not in FREE_ON_RESUME}
+        options = dict(config.pop("options"))
+        for name, values in self.space.items():
+            (config if name in names else options)[name] = list(values)
+        return {**config, "options": options, "sampler": self.sampler}
 
 
 def space_of(method: str, fixed: Sequence[str] = ()) -> Space:
@@ -172,18 +185,18 @@ def pruner_of(search: Search, pool: int) -> optuna.pruners.BasePruner:
 def propose(search: Search, trials: Sequence[FrozenTrial]) -> Parameters:
     """Return the parameters to try next, after ``trials``."""
     seed = int(np.random.SeedSequence([search.base.seed, len(trials)]).generate_state(1)[0])
+    tried = [trial.params for trial in trials]
+    grid = (dict(zip(search.space, values, strict=True)) for values in product(*search.space.values()))
+    untried = [point for point in grid if point not in tried]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         memory = optuna.create_study(direction="maximize", sampler=SAMPLERS[search.sampler](seed))
         memory.add_trials([trial for trial in trials if trial.state != TrialState.FAIL])
-        parameters = memory.ask({name: CategoricalDistribution(v) for name, v in search.space.items()}).params
-    tried = [trial.params for trial in trials]
-    if parameters in tried:
-        grid = (dict(zip(search.space, values, strict=True)) for values in product(*search.space.values()))
-        untried = [point for point in grid if point not in tried]
-        if untried:
-            return untried[np.random.default_rng(seed).integers(len(untried))]
-    return parameters
+        for _ in range(ASKS):
+            parameters = memory.ask({name: CategoricalDistribution(v) for name, v in search.space.items()}).params
+            if parameters in untried or not untried:
+                return parameters
+    return untried[np.random.default_rng(seed).integers(len(untried))]
 
 
 def tune(
@@ -218,7 +231,9 @@ def tune(
             trials = trial_storage.in_journal(folder, search.name, pruner, progress.note)
         else:
             owner = held.enter_context(trial_storage.owner_of(folder))
-            trials = trial_storage.in_database(storage, search.name, owner, pruner, progress.note)
+            trials = held.enter_context(
+                trial_storage.in_database(storage, search.name, owner, pruner, progress.note)
+            )
         _same_search(search, trials, folder)
         with progress.shown():
             _Coordinator(search, trials, folder, progress).run(workers)

@@ -46,8 +46,8 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)))
 WIDTH, HEIGHT = 374, 250  # points; CSS pixels on a telephone
 MOST_POINTS = 200  # of a line
 MOST_NUMBERS = 16  # classes of a confusion matrix whose cells are large enough for a number
+DEEPEST = 0.6  # opacity of a cell's blue where the share is 1: letters stay legible on it, in light and in dark
 
-_ON_BLUE = "#fefefe"  # for letters on a dark cell, in dark mode, too
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
 
 
@@ -82,7 +82,8 @@ def over_time(
                 steps, mean, low, high = (_thinned(line) for line in group.over_time(phase, figure))
                 if not steps:
                     continue
-                axes.plot(steps, mean, color=color(place), ls=style, lw=1.8, marker="o" if len(steps) == 1 else "")
+                marker = "o" if len(steps) == 1 else ""
+                axes.plot(steps, mean, color=color(place), ls=style, lw=1.8, marker=marker, clip_on=False, zorder=3)
                 if len(group.runs) > 1:
                     axes.fill_between(steps, low, high, color=color(place), alpha=0.15, lw=0)
                 highest = max(highest, *high)
@@ -94,7 +95,8 @@ def over_time(
             axes.set_ylim(0, 1.18 * max(delta, reach or 0, highest))
             axes.annotate(
                 f"δ = {delta:g}", (1, delta), (-4, 3), xycoords=("axes fraction", "data"), ha="right",
-                textcoords="offset points", color=INK, va="bottom",
+                textcoords="offset points", color=INK, va="bottom", zorder=4,
+                bbox={"facecolor": PAPER, "alpha": 0.7, "lw": 0, "pad": 1},
             )  # fmt: skip
         if floor is not None:
             axes.axhline(floor, color=INK, lw=1, ls=(0, (4, 3)))
@@ -159,7 +161,7 @@ def p_value_law(audit: Audit) -> str:
 
 
 def confusion(counts_KK: np.ndarray, names: Sequence[str]) -> str:
-    """Draw how often each class (row) was called which (column); the darker, the larger the share of the row."""
+    """Draw how often each class (row) was called which (column); the deeper the blue, the larger the share."""
     from matplotlib.colors import to_rgb
 
     K = len(counts_KK)
@@ -169,14 +171,12 @@ def confusion(counts_KK: np.ndarray, names: Sequence[str]) -> str:
         # Opaque where the share is large, so that the page's own paper shows through elsewhere.
         rgba_KK4 = np.zeros((K, K, 4))
         rgba_KK4[..., :3] = to_rgb(SET)
-        rgba_KK4[..., 3] = np.sqrt(share_KK) * 0.85
+        rgba_KK4[..., 3] = np.sqrt(share_KK) * DEEPEST
         axes.imshow(rgba_KK4, interpolation="none")
         if numbered:
             for true, called in np.argwhere(counts_KK > 0).tolist():
-                paint = _ON_BLUE if rgba_KK4[true, called, 3] > 0.6 else INK
-                axes.text(
-                    called, true, f"{counts_KK[true, called]:,}", color=paint, ha="center", va="center_baseline"
-                )
+                number = f"{counts_KK[true, called]:,}"
+                axes.text(called, true, number, color=INK, ha="center", va="center_baseline")
             labels = [_short(name, 8) for name in names]
             axes.set_xticks(range(K), labels, rotation=90 if max(map(len, labels)) > 2 else 0)
             axes.set_yticks(range(K), labels)

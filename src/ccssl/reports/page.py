@@ -18,10 +18,11 @@ import torch
 from ccssl import metrics
 from ccssl._version import __version__
 from ccssl.credal.polytope import draw
+from ccssl.experiments.config import RunConfig
 from ccssl.metrics import DELTAS
 from ccssl.reports import figures, gallery
 from ccssl.reports.answers import Answers, Lesson, Look
-from ccssl.reports.report import ERROR_DELTA, Report, class_table, points_text
+from ccssl.reports.report import ERROR_DELTA, Report, class_table, points_text, reach_text
 from ccssl.reports.runs import BASELINE, Group, command
 
 EXAMPLES = 6  # of each kind in the gallery
@@ -40,7 +41,7 @@ def render(found: Report) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters |= {"percent": _percent, "number": "{:,}".format}
+    environment.filters |= {"percent": _percent, "number": "{:,}".format, "whole": _whole, "reach": reach_text}
     template = environment.from_string((here / "page.html").read_text(encoding="utf-8"))
     drawings = {name: Markup(figures.embeddable(svg, f"{name}-", label)) for name, svg, label in _drawings(found)}
     return template.render(
@@ -64,9 +65,10 @@ def _placed(found: Report) -> Placed:
 def _contents(found: Report) -> dict[str, Any]:
     run, seen = found.run, found.seen
     names = seen.data.class_names
+    others = f" and {len(found.groups) - 1} others" if len(found.groups) > 2 else ""
     chosen = gallery.choose(seen.unlabeled, EXAMPLES) if seen.unlabeled else {}
     return {
-        "title": f"{found.focus.config.method} on {Path(run.config.dataset).name}, {run.config.labels} labels",
+        "title": f"{found.focus.config.method}{others} on {Path(run.config.dataset).name}, {run.config.labels} labels",
         "tiles": list(_tiles(found)),
         "rows": [
             {
@@ -78,8 +80,10 @@ def _contents(found: Report) -> dict[str, Any]:
             }
             for group, place in _placed(found)
         ],
+        "captions": dict(_captions(found)),
         "allowed": [found.allowed(column) for column in found.columns],
-        "lines": [(group.name, _paint(place), _border(place)) for group, place in _placed(found)],
+        "lines": _lines(_placed(found)),
+        "credal_lines": _lines(_with(_placed(found), "test", "efficiency")),
         "lesson": _lesson(seen.lesson, names) if seen.lesson else None,
         "classes": class_table(found),
         "error_delta": ERROR_DELTA,
@@ -90,8 +94,9 @@ def _contents(found: Report) -> dict[str, Any]:
         if seen.unlabeled
         else None,
         "truth_known": seen.unlabeled is not None and bool((seen.unlabeled.labels >= 0).any()),
+        "guesses": "predictions" if found.focus.config.method == BASELINE else "pseudo-labels",
         "wrong": _wrong(seen.unlabeled) if seen.unlabeled else (0, 0),
-        "settings": [(name.replace("_", " "), value) for name, value in run.config.to_dict().items()],
+        "settings": [(name.replace("_", " "), _setting(value)) for name, value in _settings(run.config).items()],
         "made_with": [(name, value) for name, value in run.made_with.items() if value],
         "commands": [
             (command(member.config, member.folder), member.result["cost"]["seconds"])
@@ -122,16 +127,16 @@ def _drawings(found: Report) -> Iterator[tuple[str, str, str]]:
         yield "accuracies", figures.accuracies(placed), "Test accuracy of each method, a dot a run"
     yield "accuracy", figures.over_time(placed, "accuracy"), "Accuracy on test images over training steps"
     yield "loss", figures.over_time(placed, "loss", ("train",), share=False), "Loss over training steps"
-    taught = [(group, place) for group, place in placed if group.figure("unlabeled", "accuracy")]
+    taught = _with(placed, "unlabeled", "accuracy")
     if taught:
         label = "Share of pseudo-labels that are right, over training steps"
         yield "pseudo", figures.over_time(taught, "accuracy", ("unlabeled",)), label
-    credal = [(group, place) for group, place in placed if group.figure("test", "efficiency")]
+    credal = _with(placed, "test", "efficiency")
     if credal:
-        reach = {row.delta: row.band[1] for row in seen.audit.rows} if seen.audit else {}
+        reach = {row.delta: row.band[1] for row in seen.audit.rows if row.reachable} if seen.audit else {}
         for delta in DELTAS:
             yield (
-                f"validity-{delta:g}".replace(".", "-"),
+                _validity(delta),
                 figures.over_time(
                     credal, f"validity_error@{delta:g}", ("test", "unlabeled"), bound=(delta, reach.get(delta))
                 ),
@@ -161,6 +166,23 @@ def _drawings(found: Report) -> Iterator[tuple[str, str, str]]:
         )
 
 
+def _validity(delta: float) -> str:
+    """Name the figure of the validity errors at a level."""
+    return f"validity-{delta:g}".replace(".", "-")
+
+
+def _captions(found: Report) -> Iterator[tuple[str, str]]:
+    """Yield what stands below the figures of validity."""
+    rows = {row.delta: row for row in found.seen.audit.rows} if found.seen.audit else {}
+    for delta in DELTAS:
+        meaning = "."
+        if delta in rows:
+            meaning = ": the shade is what chance allows a valid method."
+            if not rows[delta].reachable:
+                meaning = f": out of reach for {found.focus.name}, which has too few calibration items."
+        yield _validity(delta), f"Error at δ = {delta:g}{meaning}"
+
+
 def _diagrams(found: Report) -> Iterator[tuple[metrics.Reliability, int | None]]:
     for seen, place in ((found.reference_seen, None), (found.seen, 0)):
         if seen:
@@ -177,9 +199,10 @@ def _tiles(found: Report) -> Iterator[tuple[str, str, str]]:
     def text(group: Group, phase: str, figure: str) -> str:
         return columns[phase, figure].text(group.figure(phase, figure))
 
+    alone, too = "right from the labels alone", "right with unlabeled images, too"
     if found.baseline:
-        yield text(found.baseline, "test", "accuracy"), "right from the labels alone", "supervised-only"
-    yield text(focus, "test", "accuracy"), "right with unlabeled images, too", focus.name
+        yield text(found.baseline, "test", "accuracy"), alone, "supervised-only"
+    yield text(focus, "test", "accuracy"), alone if focus.config.method == BASELINE else too, focus.name
     if found.brought:
         points = points_text(found.brought.mean)
         beside = f"{points_text(found.brought.low)} to {points_text(found.brought.high)} with 95% confidence"
@@ -195,14 +218,12 @@ def _lesson(lesson: Lesson, names: tuple[str, ...]) -> dict[str, Any]:
     weight_K = lesson.possibility + lesson.taught + lesson.student
     shown = sorted(weight_K.argsort(kind="stable")[::-1][:LESSON_CLASSES].tolist())
     parts = (lesson.taught, lesson.p_values, lesson.possibility, lesson.student, lesson.target)
-    hidden = len(names) - len(shown)
     return {
         "weak": gallery.data_uri(lesson.weak),
         "strong": gallery.data_uri(lesson.strong),
         "truth": None if lesson.label < 0 else names[lesson.label],
         "rows": [(names[k], [float(part[k]) for part in parts]) for k in shown],
-        "hidden": hidden,
-        "floor": float(lesson.p_values.min()),
+        "hidden": len(names) - len(shown),
         "loss": lesson.loss,
         "corners": [names[k] for k in _corners(lesson)],
     }
@@ -242,6 +263,28 @@ def _wrong(answers: Answers) -> tuple[int, int]:
     return int((known & ~answers.right).sum()), int(known.sum())
 
 
+def _with(placed: Placed, phase: str, figure: str) -> Placed:
+    """Return the groups that have a figure."""
+    return [(group, place) for group, place in placed if group.figure(phase, figure)]
+
+
+def _lines(placed: Placed) -> list[tuple[str, str, str]]:
+    """Return what a legend tells of each group: name, colour and dashes."""
+    return [(group.name, _paint(place), _border(place)) for group, place in placed]
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """Return all settings of a run, those of its method last."""
+    fields = {name: value for name, value in config.to_dict().items() if name != "options"}
+    return {**fields, **vars(config.method_config())}
+
+
+def _setting(value: object) -> str:
+    if value is None:
+        return "not given"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
 def _paint(place: int | None) -> str:
     return figures.PAINT[figures.color(place)]
 
@@ -252,3 +295,8 @@ def _border(place: int | None) -> str:
 
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}%"
+
+
+def _whole(text: str) -> str:
+    """Keep a condition such as δ = 0.1, and a deviation with its sign, on one line."""
+    return text.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}").replace(" ± ", " ±\N{NO-BREAK SPACE}")

@@ -1,15 +1,15 @@
 """One report on one or more runs: what was learned, as a paragraph, a table, figures for programs, and a page.
 
-The first run named that is not supervised-only is the one *looked at closely*: its network is asked again, and so
-is the supervised-only one with the same labels, where there is one. Of the others the final figures and the curves are
-told.
+The run of the first conformal method named is the one *looked at closely*; if there is none, the first whose method
+gives degrees of possibility, else the first that is not supervised-only. Its network is asked again, and so is the
+supervised-only one with the same labels, where there is one. Of the others the final figures and the curves are told.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from ccssl.conformal.validity import AuditRow
 from ccssl.errors import InputError
+from ccssl.experiments import folder as run_folder
 from ccssl.metrics import DELTAS
 from ccssl.reports.answers import Look, look
 from ccssl.reports.runs import (
@@ -133,7 +134,7 @@ class Report:
                 ["if valid, at most", *(f"{row.delta:.1%}" if (row := self.allowed(c)) else "" for c in columns)]
             )
             rows.append(
-                ["  and by chance", *(f"{row.band[1]:.1%}" if (row := self.allowed(c)) else "" for c in columns)]
+                ["  and by chance", *(reach_text(row) if (row := self.allowed(c)) else "" for c in columns)]
             )
         lines = [["", *(head[0] for head in heads)], ["", *(head[1] for head in heads)], *rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -146,7 +147,7 @@ class Report:
 
     def summary(self) -> list[str]:
         """Return what was learned, a sentence each."""
-        return [*_learned(self), *_brought(self), *_trust(self)]
+        return [*_learned(self), *_brought(self), *_compared(self), *_trust(self)]
 
     def cautions(self) -> list[str]:
         """Return what a reader should keep in mind, a sentence each."""
@@ -156,13 +157,27 @@ class Report:
 def report(folders: Sequence[Path], device: str | None = None) -> Report:
     """Read runs and ask the networks of those looked at closely."""
     found = groups(read_all(folders))
-    focus = next((group for group in found if group.config.method != BASELINE), found[0])
+    focus = _most_telling(found)
     baseline = baseline_of(focus, found)
     run, reference = _paired(focus, baseline)
     seen = look(run.folder, device)
     reference_seen = look(reference.folder, device, seen.data) if reference else None
     brought = _difference(focus, baseline, seen, reference_seen)
     return Report(tuple(found), focus, baseline, run, reference, seen, reference_seen, brought)
+
+
+def _most_telling(found: Sequence[Group]) -> Group:
+    """Return the group to look at closely: of those with the most to show, the first."""
+
+    def shows(group: Group) -> tuple[bool, ...]:
+        method = group.config.method
+        return (
+            group.config.method_class.uses_calibration,
+            bool(group.figure("test", "efficiency")),
+            method != BASELINE,
+        )
+
+    return max(found, key=shows)
 
 
 def page_for(folders: Sequence[Path], out: Path | None) -> Path:
@@ -205,7 +220,10 @@ def _difference(focus: Group, baseline: Group | None, seen: Look, reference_seen
         if run.config.seed in accuracy
     ]
     if len(differences) > 1:
-        return over_seeds(differences)
+        found = over_seeds(differences)
+        if len(differences) < max(len(focus.runs), len(baseline.runs)):
+            return replace(found, over=f"the {found.over} in common")
+        return found
     if not differences:
         return None
     ours, theirs = seen.test.right, reference_seen.test.right
@@ -254,13 +272,28 @@ def _brought(found: Report) -> list[str]:
     return [f"{sentence}: the unlabeled images {verb} {abs(100 * difference.mean):.1f} points ({interval})."]
 
 
+def _compared(found: Report) -> list[str]:
+    """Say which of several groups is the most accurate."""
+    if len(found.groups) < 3:
+        return []
+    accuracy = {group.name: figure for group in found.groups if (figure := group.figure("test", "accuracy"))}
+    best = max(accuracy, key=lambda name: accuracy[name].mean)
+    share = COLUMNS[0].text(accuracy[best])
+    return [f"Of the {len(found.groups)} compared here, {best} is the most accurate, with {share}."]
+
+
 def points_text(difference: float) -> str:
     """Return a difference of shares in points, with a sign.
 
     >>> points_text(-0.0234)
     '−2.3'
     """
-    return f"{100 * difference:+.1f}".replace("-", "−")
+    return f"{round(100 * difference, 1) + 0.0:+.1f}".replace("-", "−")
+
+
+def reach_text(row: AuditRow) -> str:
+    """Return up to where chance may carry the errors of a valid calibration, if it can make errors at this δ at all."""
+    return f"{row.band[1]:.1%}" if row.reachable else "–"
 
 
 def _trust(found: Report) -> list[str]:
@@ -275,10 +308,12 @@ def _trust(found: Report) -> list[str]:
         return sentences
     listed = ", ".join(shares[:-1]) + f" and {shares[-1]}"
     if found.seen.audit:
+        kept = "the promise is kept" if found.seen.audit.valid else "the promise is broken"
+        if len(found.focus.runs) > 1:
+            kept = f"the audit of seed {found.run.config.seed} finds that {kept}"
         sentences.append(
             "Its degrees of possibility promise that the true class gets at most δ for at most a share δ of images; "
-            f"of the test images it was {listed}"
-            + (": the promise is kept." if found.seen.audit.valid else ": the promise is broken.")
+            f"of the test images it was {listed}: {kept}."
         )
     else:
         sentences.append(
@@ -308,6 +343,13 @@ def _cautions(found: Report) -> Iterator[str]:
             f"This is one draw of labels, seed {found.run.config.seed}. Another draw gives other figures: name runs "
             "with further seeds to see how far they scatter."
         )
+    for run in (run for group in found.groups for run in group.runs):
+        last = run.records[-1]["step"] if run.records else 0
+        if last < run.config.steps:
+            yield (
+                f"{run.folder / run_folder.METRICS} is cut off after step {last:,} of {run.config.steps:,}: its curves "
+                "end there. The final figures are whole."
+            )
     if found.baseline and (other := _unequal(found.focus, found.baseline)):
         yield f"Supervised-only training differs in more than the method: {other}."
 

@@ -14,7 +14,7 @@ import yaml
 
 from ccssl.errors import InputError
 from ccssl.experiments import folder as run_folder
-from ccssl.experiments.config import RunConfig
+from ccssl.experiments.config import RunConfig, read_config
 from ccssl.experiments.flags import FIELDS
 from ccssl.experiments.run import FREE_ON_RESUME, read_result, read_run
 
@@ -22,6 +22,7 @@ from ccssl.experiments.run import FREE_ON_RESUME, read_result, read_run
 ALWAYS_TOLD = ("dataset", "labels", "method", "steps", "seed")
 
 BASELINE = "supervised"  # the method that learns from labels alone
+_APART = ("seed", *FREE_ON_RESUME)  # what may differ within a group
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,13 @@ def read_finished(folder: Path) -> FinishedRun:
     """Read a run that came to its end; another one is refused."""
     if not folder.is_dir():
         raise InputError(f"RUN must be the folder of a run, but there is no folder {folder}.")
+    if (folder / run_folder.CONFIG).exists() and "split_mode" in read_config(folder / run_folder.CONFIG):
+        raise InputError(f"{folder} is a run on a graph: ccssl graph report shows it.")
     config, result = read_run(folder), read_result(folder)
+    if "test" not in result:
+        raise InputError(
+            f"{folder} was run without test images, as the trials of a search are: there is nothing to report."
+        )
     written = yaml.safe_load((folder / run_folder.CONFIG).read_text(encoding="utf-8"))
     made_with = {str(name): str(value) for name, value in (written.get("made_with") or {}).items()}
     return FinishedRun(folder, config, result, tuple(run_folder.records(folder)), made_with)
@@ -54,9 +61,19 @@ def read_all(folders: Sequence[Path]) -> list[FinishedRun]:
     """Read runs that can stand on one page: those of one data set, each once."""
     if not folders:
         raise InputError("there is no run to report: name one or more folders of runs.")
-    once = {folder.resolve(): folder for folder in reversed(folders)}
-    runs = [read_finished(folder) for folder in reversed(once.values())]
+    once: dict[Path, Path] = {}
+    for folder in folders:
+        once.setdefault(folder.resolve(), folder)
+    runs = [read_finished(folder) for folder in once.values()]
     first = runs[0]
+    known: dict[str, FinishedRun] = {}
+    for run in runs:
+        same = known.setdefault(repr((_settings(run.config), run.config.seed)), run)
+        if same is not run:
+            raise InputError(
+                f"{same.folder} and {run.folder} are one run made twice, with equal settings and seed: name one of "
+                "them."
+            )
     for run in runs[1:]:
         if run.config.dataset != first.config.dataset:
             raise InputError(
@@ -111,21 +128,25 @@ class Group:
 
 def groups(runs: Sequence[FinishedRun]) -> list[Group]:
     """Put runs together that differ in nothing but their seed, in the order in which they were named."""
-    apart = ("seed", *FREE_ON_RESUME)
     shared: dict[str, list[FinishedRun]] = {}
     for run in runs:
-        settings = {name: value for name, value in run.config.to_dict().items() if name not in apart}
-        shared.setdefault(repr(settings), []).append(run)
+        shared.setdefault(repr(_settings(run.config)), []).append(run)
     firsts = [members[0].config for members in shared.values()]
     differing = [
         name
         for name in FIELDS
-        if name not in ("method", *apart) and len({repr(getattr(config, name)) for config in firsts}) > 1
+        if name not in ("method", *_APART) and len({repr(getattr(config, name)) for config in firsts}) > 1
     ]
     return [
         Group(_name(members[0].config, differing, firsts), tuple(sorted(members, key=lambda run: run.config.seed)))
         for members in shared.values()
     ]
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """Return what sets groups apart: an option at its default is the same whether it was given or not."""
+    settings = {name: value for name, value in config.to_dict().items() if name not in _APART}
+    return {**settings, "options": vars(config.method_config())}
 
 
 def _name(config: RunConfig, differing: list[str], firsts: list[RunConfig]) -> str:
