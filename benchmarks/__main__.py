@@ -14,9 +14,9 @@ from pathlib import Path
 
 from benchmarks.table import Table
 
-NAMES = ("loss", "memory", "p_values", "augment", "training", "imports")
+NAMES = ("loss", "memory", "p_values", "augment", "training", "graphs", "imports")
 RESULTS = Path(__file__).with_name("RESULTS.md")
-PACKAGES = ("ccssl", "torch", "numpy", "numba", "crepes", "torchcp", "entmax")
+PACKAGES = ("ccssl", "torch", "numpy", "numba", "crepes", "torchcp", "entmax", "pykeen")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 

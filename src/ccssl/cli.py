@@ -180,8 +180,8 @@ def report(parser: argparse.ArgumentParser) -> Run:
 
 
 def graph(parser: argparse.ArgumentParser) -> Run:
-    """Learn the missing links of a knowledge graph from few facts: train, evaluate, predict."""
-    from ccssl.experiments.graph_commands import COMMANDS as graph_commands
+    """Learn the missing links of a knowledge graph from few facts: train, evaluate, predict, report."""
+    from ccssl.reports.graph_commands import COMMANDS as graph_commands
 
     return add_commands(parser, graph_commands)
 

@@ -37,7 +37,7 @@ def train(parser: argparse.ArgumentParser) -> Run:
             result = graph_run.train(config, args.out, resume=args.resume, quiet=args.quiet)
         except graph_run.Stopped as stopped:
             parser.exit(128 + stopped.number, f"ccssl: {stopped}\n")
-        _print_figures(result, result_table(result), args.json)
+        print_figures(result, result_table(result), args.json)
 
     return run
 
@@ -54,7 +54,7 @@ def evaluate(parser: argparse.ArgumentParser) -> Run:
 
         figures = graph_run.evaluate(graph_run.load_run(args.run_folder, device=args.device))
         tables = [result_table(figures), relation_table(figures)]
-        _print_figures(figures, "\n\n".join(table for table in tables if table), args.json)
+        print_figures(figures, "\n\n".join(table for table in tables if table), args.json)
 
     return run
 
@@ -121,7 +121,7 @@ def predict(parser: argparse.ArgumentParser) -> Run:
         if args.sets is not None:
             figures["queries"] = write_sets(args.sets, predictor.set_chunks(queries, args.delta))
             text += f"\n\n{figures['queries']:,} prediction sets written to {args.sets}"
-        _print_figures(figures, text, args.json)
+        print_figures(figures, text, args.json)
 
     return run
 
@@ -129,5 +129,6 @@ def predict(parser: argparse.ArgumentParser) -> Run:
 COMMANDS: dict[str, Command] = {"train": train, "evaluate": evaluate, "predict": predict}
 
 
-def _print_figures(figures: Mapping[str, object], table: str, as_json: bool) -> None:
+def print_figures(figures: Mapping[str, object], table: str, as_json: bool) -> None:
+    """Print figures as JSON, or what was made of them for readers."""
     print(json.dumps(figures, indent=2, allow_nan=False) if as_json else table)

@@ -114,6 +114,15 @@ class TailSets(NamedTuple):
         return columns
 
 
+class Degrees(NamedTuple):
+    """What is said of every entity as the answer of B queries: each (B, E), 0 for what is no candidate."""
+
+    probability: np.ndarray
+    p_value: np.ndarray
+    possibility: np.ndarray
+    in_set: np.ndarray
+
+
 class LinkPredictor:
     """Learn from a graph with few facts, predict new ones.
 
@@ -271,6 +280,14 @@ class LinkPredictor:
             yield TailSets(queries[rows], [np.flatnonzero(members) for members in set_BE])
 
     @torch.no_grad()
+    def degrees(self, queries: np.ndarray, delta: float = 0.1) -> Degrees:
+        """Return what is said of every entity, for a few queries by numbers (B, 2)."""
+        _check_share("delta", delta)
+        _, q_BE, excluded_BE = self._distribution(queries)
+        found = q_BE, *self._conformal(q_BE, queries[:, 1], excluded_BE, delta)
+        return Degrees(*(values.cpu().numpy() for values in found))
+
+    @torch.no_grad()
     def coverage(self, delta: float = 0.1, part: str = "test") -> dict[str, Any]:
         """Return how often the prediction sets of a part's facts hold the answer, and how large they are.
 
@@ -308,14 +325,18 @@ class LinkPredictor:
             },
         }
 
-    def _queries(self, queries: Iterable[Query] | None) -> np.ndarray:
-        """Return queries by numbers; by default each entity and relation that were trained, with the tail asked for."""
-        graph = self.training.graph
-        if queries is not None:
-            return np.array([graph.query(query) for query in queries], np.int64).reshape(-1, 2)
+    def tail_queries(self) -> np.ndarray:
+        """Return by numbers (N, 2) the queries for tails of each entity and relation that were trained."""
         entities = np.flatnonzero(self.training.trained)
-        relations = np.unique(self.training.facts[:, 1] % len(graph.relations))
+        relations = np.unique(self.training.facts[:, 1] % len(self.training.graph.relations))
         return np.stack([np.repeat(entities, len(relations)), np.tile(relations, len(entities))], 1)
+
+    def _queries(self, queries: Iterable[Query] | None) -> np.ndarray:
+        """Return queries by numbers, by default all for tails."""
+        if queries is None:
+            return self.tail_queries()
+        graph = self.training.graph
+        return np.array([graph.query(query) for query in queries], np.int64).reshape(-1, 2)
 
     def _distribution(self, queries: np.ndarray) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return scores, the distribution over the candidates, and the mask of what is no candidate: each (B, E)."""
