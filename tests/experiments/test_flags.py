@@ -29,6 +29,8 @@ def other(f):
         "momentum": 0.5, "fold": 3, "calibrate_every": 3,
     }  # fmt: skip
     flag = "--" + f.name.replace("_", "-")
+    if f.name == "flip":
+        return False, ["--no-flip"]
     if f.name in values:
         return values[f.name], [flag, str(values[f.name])]
     if isinstance(f.default, bool):
@@ -87,6 +89,9 @@ def test_a_hyperparameter_of_another_method_is_refused():
         (["--dataset", "cifar"], "cifar10"),
         (["--labels", "5"], "5"),
         (["--labels", "ten"], "ten"),
+        (["--steps", "1e3"], "--steps: must be a whole number in digits, such as 1000, got '1e3'"),
+        (["--lr", "fast"], "--lr: must be a number, such as 0.03 or 3e-2, got 'fast'"),
+        (["--labels", "5", "--method", "supervised"], "random with --label-sampling iid"),
         (["--dataset", "no/such.npz"], "no/such.npz"),
     ],
 )

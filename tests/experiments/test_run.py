@@ -3,19 +3,23 @@
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from toy import Normed, make, toy_config, toy_data
+from torch import nn
+from toy import Flat, Normed, make, toy_config, toy_data
 
 from ccssl.errors import InputError
 from ccssl.experiments import folder as run_folder
 from ccssl.experiments.config import RunConfig, config_from, config_text, read_config
-from ccssl.experiments.run import Stopped, load_run, read_result, train
+from ccssl.experiments.run import Stopped, load_run, prepare, read_result, split_of, train
 from ccssl.training import checkpoint
+from ccssl.training.loop import Training
 
 
 def run(config, out, **options):
@@ -72,9 +76,6 @@ def test_a_run_repeats(tmp_path):
 def test_a_signal_leaves_a_checkpoint_and_the_run_goes_on_bit_for_bit(tmp_path, monkeypatch, method, number):
     config = toy_config(method=method)
     run(config, tmp_path / "whole")
-
-    from ccssl.training.loop import Training
-
     step = Training.step
 
     def kick(self, batch):
@@ -186,9 +187,204 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_pa
         run(config, tmp_path / "run")
 
 
-def test_an_overlap_of_calibration_and_training_is_refused(tmp_path, monkeypatch):
-    import numpy as np
+def test_weights_too_large_to_be_evaluated_stop_the_run(tmp_path):
+    with pytest.raises(
+        InputError, match=r"at step 1 the weights were not finite.*there is no checkpoint yet\. Try"
+    ):
+        run(toy_config(lr=1e30, eval_every=1), tmp_path / "run")
+    with pytest.raises(InputError, match=r"not finite|no numbers"):
+        run(toy_config(lr=1e12, eval_every=1), tmp_path / "other")
 
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_spoiled_weights_never_replace_a_good_checkpoint(tmp_path, monkeypatch, asked):
+    """Neither at the next evaluation nor at a signal, though every loss was finite."""
+    step = Training.step
+
+    def spoil(self, batch):
+        step(self, batch)
+        if self.steps_done == (7 if asked else 10):
+            next(self.network.parameters()).data[0, 0] = torch.nan
+            if asked:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Training, "step", spoil)
+    with pytest.raises(
+        (InputError, Stopped), match=r"at step (7|10) the weights.*the checkpoint of step 5 is kept"
+    ):
+        run(toy_config(), tmp_path / "run")
+    tensors, state = checkpoint.load(tmp_path / "run" / "checkpoint")
+    assert state["step"] == 5
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+
+
+def test_the_median_is_that_of_the_last_twenty_evaluations(tmp_path):
+    result = run(toy_config(method="supervised", steps=26, eval_every=1, lr=0.2), tmp_path / "run")
+    records = run_folder.records(tmp_path / "run")
+    values = [record["nll"] for record in records if record["phase"] == "test"]
+    assert len(values) == 26
+    assert result["median20"]["nll"] == statistics.median(values[-20:])
+    assert len({statistics.median(values[-n:]) for n in (19, 20, 21, 26)}) == 4
+    assert set(result["median20"]) == set(result["test"])
+
+
+def test_the_best_network_is_the_one_reported_where_it_was_asked_for(tmp_path):
+    # Once all validation items are right nothing is better: the best comes before the last.
+    config = toy_config(method="supervised", labels=40, validation=8, steps=40, eval_every=5, lr=0.3, seed=1)
+    found = {}
+    for select in ("last", "best"):
+        chosen = replace(config, select=select)
+        result = found[select] = run(chosen, tmp_path / select)
+        assert result["reported"] == select
+        loaded = load_run(tmp_path / select, data=toy_data(), network=make(Normed, seed=5))
+        expected = result if select == "last" else result["best"]
+        figures = loaded.evaluate()
+        assert figures == {name: expected[name] for name in figures}
+        assert set(figures) == {"test", "validation"}
+    assert found["best"]["best"]["step"] < 40
+    assert found["best"]["best"]["test"] != found["best"]["test"]
+    assert found["best"]["best"] == found["last"]["best"]
+    assert found["best"]["test"] == found["last"]["test"]
+
+
+def test_the_best_network_outlives_an_interruption(tmp_path, monkeypatch):
+    config = toy_config(
+        method="supervised", labels=40, validation=8, steps=40, eval_every=5, lr=0.3, seed=1, select="best"
+    )
+    run(config, tmp_path / "whole")
+    step = Training.step
+
+    def kick(self, batch):
+        step(self, batch)
+        if self.steps_done == 38:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Training, "step", kick)
+    with pytest.raises(Stopped):
+        run(config, tmp_path / "cut")
+    monkeypatch.undo()
+    run(config, tmp_path / "cut", resume=True)
+    assert_same(outcome(tmp_path / "whole"), outcome(tmp_path / "cut"))
+
+
+@pytest.mark.parametrize("content", [1, 10_000])
+def test_a_disk_that_is_full_for_events_is_told_in_a_sentence(tmp_path, monkeypatch, content):
+    import tensorboardX.record_writer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tensorboardX.record_writer, "open_file", lambda path: open("/dev/full", "wb"))  # noqa: SIM115
+        patch.setattr(Training, "losses", lambda self: dict.fromkeys(["loss", *map(str, range(content))], 0.5))
+        with pytest.raises(InputError, match=r"tensorboard is full: events.* was not written.*--resume"):
+            run(toy_config(), tmp_path / "run")
+    run(toy_config(), tmp_path / "run", resume=True)
+    run(toy_config(), tmp_path / "whole")
+    assert_same(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+
+
+def test_events_are_what_tensorboard_reads(tmp_path):
+    from tensorboardX.proto.event_pb2 import Event
+
+    run(toy_config(method="supervised"), tmp_path / "run")
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    content, found, start = file.read_bytes(), [], 0
+    while start < len(content):
+        size = int.from_bytes(content[start : start + 8], "little")
+        found.append(Event.FromString(content[start + 12 : start + 12 + size]))
+        start += size + 16
+    assert found[0].file_version == "brain.Event:2"
+    assert found[1].step == 1
+    written = [(event.step, value.tag) for event in found for value in event.summary.value]
+    assert [step for step, tag in written if tag == "test/accuracy"] == [5, 10, 12]
+    assert file.name.startswith("events.out.tfevents.")
+
+
+class Tied(Flat):
+    """A network that uses a weight twice, and has a view of another."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers.insert(1, nn.Linear(64, 64))
+        self.layers.insert(2, nn.Linear(64, 64))
+        self.layers[2].weight = self.layers[1].weight
+        self.register_buffer("whole", torch.zeros(6))
+        self.register_buffer("part", self.whole[:3])
+
+
+def test_a_network_with_tied_weights_is_kept_and_goes_on(tmp_path):
+    def tied(config, out, **options):
+        return train(config, out, data=toy_data(), network=make(Tied), quiet=True, **options)
+
+    config = toy_config(method="ccssl-prop")
+    tied(config, tmp_path / "whole")
+
+    class Enough(Exception):
+        pass
+
+    def watch(step, figures):
+        if step == 10:
+            raise Enough
+
+    with pytest.raises(Enough):
+        tied(config, tmp_path / "cut", watch=watch)
+    tied(config, tmp_path / "cut", resume=True)
+    assert_same(outcome(tmp_path / "whole"), outcome(tmp_path / "cut"))
+    network = load_run(tmp_path / "cut", data=toy_data(), network=make(Tied, seed=3)).network.network
+    assert network.layers[1].weight is network.layers[2].weight
+
+
+def coloured(**changes):
+    """Return the toy problem in colour."""
+    data = toy_data()
+    train_images, test_images = (np.repeat(images, 3, -1) for images in (data.train_images, data.test_images))
+    return replace(data, train_images=train_images, test_images=test_images, **changes)
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+@pytest.mark.parametrize("told", [None, True, False])
+def test_images_are_mirrored_where_the_user_or_the_data_say_so(tmp_path, capsys, asked, told):
+    data = coloured(flip=bool(told), flip_told=told is not None)
+    config = toy_config(flip=asked, steps=1, method="supervised")
+    train(config, tmp_path / "run", data=data)
+    silent = asked is None and told is None
+    assert ("give --flip if it does" in capsys.readouterr().err) == silent
+    expected = bool(told) if asked is None else asked
+    for training in (prepare(config, data, split_of(config, data)), load_run(tmp_path / "run", data)):
+        assert training.data.flip == training.batches.flip == expected
+        flips = [training.batches.at(step).labeled.view.flip.any() for step in range(4)]
+        assert any(flips) == expected
+
+
+def test_grey_images_that_say_nothing_are_not_asked_about(tmp_path, capsys):
+    data = replace(toy_data(), flip_told=False)
+    train(toy_config(steps=1, method="supervised"), tmp_path / "run", data=data)
+    assert "--flip" not in capsys.readouterr().err
+
+
+def test_a_share_for_calibration_that_nobody_uses_is_told(tmp_path, capsys):
+    for method, told in (("fixmatch", True), ("ccssl-prop", False)):
+        config = toy_config(steps=1, method=method, calibration_fraction=0.5)
+        train(config, tmp_path / method, data=toy_data(), network=make(Flat))
+        assert ("note: calibration_fraction is passed over: fixmatch" in capsys.readouterr().err) == told
+
+
+def test_what_is_told_about_a_split_is_no_part_of_it(tmp_path, monkeypatch):
+    def watch(step, figures):
+        if step == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(toy_config(), tmp_path / "run", watch=watch)
+    path = tmp_path / "run" / "split.json"
+    split = json.loads(path.read_text())
+    path.write_text(json.dumps(split | {"notices": ["In other words."]}))
+    run(toy_config(), tmp_path / "run", resume=True)
+    (tmp_path / "run" / "result.json").unlink()
+    path.write_text(json.dumps(split | {"labeled": split["labeled"][1:]}))
+    with pytest.raises(InputError, match="run on other images or labels"):
+        run(toy_config(), tmp_path / "run", resume=True)
+
+
+def test_an_overlap_of_calibration_and_training_is_refused(tmp_path, monkeypatch):
     import ccssl.experiments.run as running
 
     honest = running.split_of
@@ -221,6 +417,9 @@ def test_a_configuration_survives_its_file(tmp_path):
     [
         ("metod: cssl", "no field 'metod'. Did you mean method"),
         ("labels: many", "labels must be int, got 'many'"),
+        ("steps: 1e3", "steps must be int, got '1e3'"),
+        ("lr: fast", "lr must be float, got 'fast'"),
+        ("flip: 1", "flip must be bool | None, got 1"),
         ("lr: true", "lr must be float"),
         ("- 1", "must hold names and values"),
         ("a: [", "is not YAML"),
@@ -233,11 +432,15 @@ def test_bad_configuration_files_are_refused(tmp_path, text, message):
         config_from(read_config(path))
 
 
+def test_numbers_with_an_exponent_are_numbers(tmp_path):
+    """YAML 1.1 calls 3e-2 a text: it wants a point and a sign."""
+    path = tmp_path / "config.yaml"
+    path.write_text("lr: 3e-2\ncalibration_fraction: 1e-1\nmethod: ccssl-prop\noptions:\n  gamma: 1e-2\n")
+    config = config_from(read_config(path))
+    assert (config.lr, config.calibration_fraction, config.options) == (0.03, 0.1, {"gamma": 0.01})
+
+
 def test_folds_restrict_the_labels():
-    import numpy as np
-
-    from ccssl.experiments.run import split_of
-
     data = replace(toy_data(), folds=np.arange(240).reshape(2, 120))
     split = split_of(RunConfig(dataset="toy", labels=24, fold=1), data)
     assert min(split.labeled.min(), split.calibration.min()) >= 120

@@ -182,25 +182,32 @@ def test_pack_pictures(data, tmp_path):
         Image.fromarray(pictures(1, (20, 16 + index, 3), index)[0]).save(tmp_path / "own" / place / "1.png")
     code, _, err = data("pack", tmp_path / "own", "--out", tmp_path / "out")
     assert code == 2
-    assert "--size 32" in err
+    assert f"`ccssl data pack {tmp_path / 'own'} --out PACKED --size 32`" in err
     code, out, err = data("pack", tmp_path / "own", "--out", tmp_path / "out", "--size", "8", "--flip")
     assert (code, err) == (0, "")
     assert out == f"{tmp_path / 'out'}: 3 training and 2 test images of 2 classes, 8x8x3\n"
     packed = load(str(tmp_path / "out"))
     assert packed.flip
+    assert packed.flip_told
+    assert not load(tmp_path / "own", size=8).flip_told  # nor would it be told of a cached copy
+    assert not load(tmp_path / "own", size=8).flip_told
     np.testing.assert_array_equal(packed.train_images, load(tmp_path / "own", size=8).train_images)
     assert data("pack", tmp_path / "own", "--out", tmp_path / "out", "--size", "8")[0] == 2  # it exists
 
 
 def test_pack_keeps_what_the_set_says_of_flips_unless_told(data, tmp_path):
-    np.savez(
-        tmp_path / "mine.npz",
-        train_images=pictures(4, (8, 8), 0),
-        train_labels=[0, 1, 0, 1],
-        test_images=pictures(2, (8, 8), 0),
-        test_labels=[0, 1],
-        flip=True,
-    )
+    plain = {
+        "train_images": pictures(4, (8, 8), 0),
+        "train_labels": [0, 1, 0, 1],
+        "test_images": pictures(2, (8, 8), 0),
+        "test_labels": [0, 1],
+    }
+    np.savez(tmp_path / "mine.npz", **plain, flip=True)
+    np.savez(tmp_path / "silent.npz", **plain)
+    for number, (flags, flip, told) in enumerate([([], False, False), (["--no-flip"], False, True)]):
+        assert data("pack", tmp_path / "silent.npz", "--out", tmp_path / f"s{number}", *flags)[0] == 0
+        packed = open_packed(tmp_path / f"s{number}")
+        assert (packed.flip, packed.flip_told) == (flip, told)
     for number, (flags, flip) in enumerate([([], True), (["--no-flip"], False), (["--flip"], True)]):
         assert data("pack", tmp_path / "mine.npz", "--out", tmp_path / str(number), *flags)[0] == 0
         assert open_packed(tmp_path / str(number)).flip is flip

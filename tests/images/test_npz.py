@@ -44,6 +44,7 @@ def test_plain_arrays(compressed, shape, tmp_path):
     assert data.train_labels.dtype == data.test_labels.dtype == np.int64
     assert data.train_images.flags.writeable  # torch warns of others
     assert (data.name, data.class_names, data.flip, data.folds) == ("mine", ("0", "1", "2"), False, None)
+    assert not data.flip_told
 
 
 def test_what_may_be_added(tmp_path):
@@ -59,6 +60,7 @@ def test_what_may_be_added(tmp_path):
     np.testing.assert_array_equal(data.train_labels, [*given["train_labels"], *[-1] * 5])
     assert data.class_names == ("ape", "bee", "cät", "dog")
     assert data.flip is True
+    assert data.flip_told
 
 
 def test_a_large_archive_is_mapped_where_it_lies(tmp_path, monkeypatch):

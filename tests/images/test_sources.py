@@ -237,6 +237,7 @@ def test_digits_need_no_network_and_are_divided_fairly():
     assert data.test_images.shape == (500, 8, 8, 1)
     assert data.class_names == tuple("0123456789")
     assert not data.flip
+    assert data.flip_told
     assert data.train_images.max() == 255
     assert np.bincount(data.train_labels).min() > 100
     assert np.bincount(data.test_labels).min() > 40
@@ -395,7 +396,7 @@ def test_pictures_are_turned_as_the_camera_noted(tmp_path):
 
 def test_pictures_of_different_sizes(folder):
     Image.new("RGB", (30, 40)).save(folder / "test" / "dog" / "big.png")
-    sentence = r"one size, but .*1.png has 12 x 10 pixels and .*big.png has 30 x 40: pass a size"
+    sentence = r"one size, but .*1.png has 12 x 10 pixels and .*big.png has 30 x 40: bring them to one"
     with pytest.raises(InputError, match=sentence):
         load(folder)
     data = load(folder, size=8)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import random
 
 import numpy as np
@@ -48,6 +49,36 @@ def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch, fails):
     monkeypatch.undo()
     assert checkpoint.load(tmp_path)[0]["a"] == 1
     assert not list(tmp_path.glob(".*"))
+
+
+def test_shared_memory_is_written_once_and_comes_back(tmp_path):
+    weight, empty = torch.arange(1000.0), torch.empty(0)
+    tensors = {
+        "a": weight,
+        "tied": weight.view(1000),
+        "part": weight[10:20],
+        "other form": weight.view(10, 100),
+        "e": empty,
+        "f": empty,
+    }
+    checkpoint.save(tmp_path, 1, tensors, {})
+    found, state = checkpoint.load(tmp_path)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[key], tensors[key]) for key in tensors)
+    assert state["same"] == {"tied": "a"}
+    checkpoint.save(tmp_path / "alone", 1, {"a": weight}, {})
+    sizes = [next(folder.glob("*.safetensors")).stat().st_size for folder in (tmp_path / "alone", tmp_path)]
+    assert sizes[1] < 2.5 * sizes[0]  # a tensor for "a" and "tied", one for the other form
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_all_files_may_be_read_by_those_whom_the_umask_admits(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        checkpoint.save(tmp_path, 1, {"a": torch.zeros(3)}, {})
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}
 
 
 @pytest.mark.parametrize("fault", ["cut tensors", "no tensors", "cut state", "foreign state"])

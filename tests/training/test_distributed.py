@@ -36,8 +36,13 @@ def test_two_processes_follow_one(tmp_path, method):
     torch.testing.assert_close(torch.tensor(first["losses"]), torch.tensor(single["losses"]), rtol=0, atol=1e-6)
     for one, two in zip(single["weights"], first["weights"], strict=True):
         torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=0, atol=1e-6)
-    for key in ("losses", "weights", "state", "scores", "figures"):
+    for key in ("losses", "weights", "state", "scores", "figures", "fault", "spoiled"):
         assert first[key] == second[key], key
+    assert "not finite at step 5," in first["fault"]
+    assert "the weights were not finite" in first["spoiled"]
+    if method == "ccssl-prop":
+        assert first["resumed"] == pytest.approx(first["whole"], rel=1e-12)
+        assert first["resumed"] == pytest.approx(single["resumed"], abs=1e-6)
     for phase, figures in single["figures"].items():
         for name, figure in figures.items():
             assert first["figures"][phase][name] == pytest.approx(figure, abs=1e-6), (phase, name)
@@ -65,7 +70,8 @@ def test_the_command_trains_with_two_processes_and_one_writer(tmp_path):
         "--eval-every",
         "2",
     ]
-    launch(LAUNCH, *arguments, "--device", "cpu", "--out", str(out))
+    told = launch(LAUNCH, *arguments, "--device", "cpu", "--out", str(out)).stderr
+    assert "Warning" not in told, told
     steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
     assert len(steps) == 6

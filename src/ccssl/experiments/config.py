@@ -60,11 +60,14 @@ class RunConfig(TrainingConfig):
         f"share of the labels kept for calibration; {DEFAULT_CALIBRATION_FRACTION} for conformal methods, else 0",
     )
     validation: int = setting(0, "training images kept aside with their labels, to choose by")
+    flip: bool | None = setting(
+        None, "whether a mirrored image keeps its class, so that views are mirrored; what the data say if not given"
+    )
     include_labeled: bool = setting(False, "put the labeled training images into the unlabeled pool, too")
     model: str = setting("small", f"network: {', '.join(NETWORKS)}")
     method: str = setting("ccssl-prop", f"how to learn: {', '.join(CONFIGS)}")
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "hyperparameters of the method"})
-    select: str = setting("last", "which averaged network to keep: the last, or the best on validation")
+    select: str = setting("last", "which averaged network is reported: the last, or the best on validation")
 
     def __post_init__(self) -> None:
         """Refuse what no run can be made of."""
@@ -119,18 +122,24 @@ class RunConfig(TrainingConfig):
 def config_from(values: Mapping[str, Any], base: RunConfig | None = None) -> RunConfig:
     """Return a configuration from plain data; unknown names and wrong types are refused."""
     values = typed(values, RunConfig)
+    method = values.get("method", base.method if base else RunConfig.method)
+    if method in CONFIGS and "options" in values:
+        types = {f.name: str(f.type) for f in fields(CONFIGS[method])}
+        values["options"] = {name: _number(v, types.get(name, "")) for name, v in values["options"].items()}
     return replace(base, **values) if base else RunConfig(**values)
 
 
 def typed(values: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """Return plain data as the fields of a configuration of a kind, having refused unknown names and wrong types."""
-    types = {f.name: f.type for f in fields(kind)}
+    types = {f.name: str(f.type) for f in fields(kind)}
+    found = {}
     for name, value in values.items():
         if name not in types:
             raise InputError(f"a configuration has no field {name!r}.{did_you_mean(name, list(types))}")
-        if not _fits(value, str(types[name])):
+        found[name] = _number(value, types[name])
+        if not _fits(found[name], types[name]):
             raise InputError(f"{name} must be {types[name]}, got {value!r}.")
-    return {name: float(v) if "float" in str(types[name]) and v is not None else v for name, v in values.items()}
+    return {name: float(v) if "float" in types[name] and v is not None else v for name, v in found.items()}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -165,6 +174,16 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     """Name the fields in which two configurations differ, with both values."""
     names = [name for name in ours if ours[name] != theirs.get(name, ours[name])]
     return [f"{name} ({theirs[name]!r} there, {ours[name]!r} here)" for name in names]
+
+
+def _number(value: Any, wanted: str) -> Any:
+    """Return the number that a text writes where one is wanted: to YAML 1.1, 3e-2 is a text."""
+    if "float" in wanted and isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    return value
 
 
 def _fits(value: Any, wanted: str) -> bool:

@@ -7,9 +7,10 @@ import platform
 import resource
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from ccssl import collective
 from ccssl.experiments import folder as run_folder
+from ccssl.training.checkpoint import told_if_full
 
 
 class Stopped(KeyboardInterrupt):
@@ -65,14 +67,52 @@ def progress(title: str, total: int, completed: int, quiet: bool) -> Iterator[Ca
         yield lambda done: bar.update(task, completed=done)
 
 
-@contextmanager
-def events(out: Path, completed: int) -> Iterator[Any]:
-    """Yield a writer of TensorBoard events; what was written after the step ``completed`` counts no more."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from tensorboardX import SummaryWriter
+class Events:
+    """Writes TensorBoard events into a file of a run, in the thread that calls.
 
-    with SummaryWriter(str(out / run_folder.TENSORBOARD), purge_step=completed + 1) as writer:
+    TensorboardX's own ``SummaryWriter`` writes in a thread, which dies of a full disk; then the run waits for it for
+    ever. Here it is heard of at once.
+    """
+
+    def __init__(self, folder: Path, completed: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from tensorboardX import summary
+            from tensorboardX.proto import event_pb2
+            from tensorboardX.record_writer import RecordWriter
+        self._scalar: Callable[[str, float], Any] = summary.scalar
+        self._pb: Any = event_pb2
+        folder.mkdir(parents=True, exist_ok=True)
+        # Hours after the last file, or less than a second: the step tells them apart.
+        self.path = folder / f"events.out.tfevents.{int(time.time())}.{platform.node()}.{completed}"
+        with told_if_full(self.path):
+            self._file = RecordWriter(str(self.path))
+        self._write(file_version="brain.Event:2")
+        self._write(step=completed + 1, session_log=self._pb.SessionLog(status=self._pb.SessionLog.START))
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        """Note a figure."""
+        self._write(step=step, summary=self._scalar(name, value))
+
+    def flush(self) -> None:
+        """Bring what was noted to the disk."""
+        with told_if_full(self.path):
+            self._file.flush()
+
+    def close(self) -> None:
+        """Do so for the last time."""
+        with told_if_full(self.path):
+            self._file.close()
+
+    def _write(self, **content: Any) -> None:
+        with told_if_full(self.path):
+            self._file.write(self._pb.Event(wall_time=time.time(), **content).SerializeToString())
+
+
+@contextmanager
+def events(out: Path, completed: int) -> Iterator[Events]:
+    """Yield a writer of TensorBoard events; what was written after the step ``completed`` counts no more."""
+    with closing(Events(out / run_folder.TENSORBOARD, completed)) as writer:
         yield writer
 
 

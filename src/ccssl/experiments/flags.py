@@ -63,12 +63,26 @@ def _said(default: Any) -> str:
     return {True: "yes", False: "no"}[default] if isinstance(default, bool) else str(default)
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number in digits, such as 1000, got {text!r}") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, such as 0.03 or 3e-2, got {text!r}") from None
+
+
 def _add(group: Any, f: Field[Any], defaults: str) -> None:
     flag, kind = "--" + f.name.replace("_", "-"), str(f.type)
     text = (f.metadata["help"] + (f" ({defaults})" if defaults else "")).replace("%", "%%")
     if "bool" in kind:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         return
-    convert: Callable[[str], Any] = int if "int" in kind else float if "float" in kind else str
-    metavar = {int: "N", float: "X", str: "NAME"}[convert]
+    convert: Callable[[str], Any] = _whole if "int" in kind else _number if "float" in kind else str
+    metavar = {_whole: "N", _number: "X", str: "NAME"}[convert]
     group.add_argument(flag, type=convert, metavar=metavar, default=argparse.SUPPRESS, help=text)

@@ -3,8 +3,11 @@
 The order of events after a stretch of training is evaluation, metrics, checkpoint. A run that is killed in between
 resumes from the checkpoint before and writes the same lines again: on the CPU the end is the same bit for bit.
 
-Reported is the averaged network after the last step, with the median of the last 20 evaluations beside it. The best on
-validation data is reported only where there are such data; nothing is ever chosen on test data.
+Reported is the averaged network after the last step (``select: last``, ``test`` in ``result.json``), with the median of
+the last 20 evaluations beside it. Where there are validation data, ``best`` has the figures of the evaluation that was
+best on them, its test figures among them; with ``select: best`` its network is the one reported: ``reported`` in
+``result.json`` is then ``best``, the checkpoint keeps its weights, and ``load_run`` returns them. Nothing is ever
+chosen on test data.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +45,7 @@ from ccssl.training.loop import NonFiniteLoss, Training, find_device, find_preci
 # What may differ between a run and its resumption without changing what it computes.
 FREE_ON_RESUME = ("device", "eval_batch")
 LAST_EVALUATIONS = 20
+BEST = "best."  # what the names of the best weights begin with in a checkpoint
 
 Result = dict[str, Any]
 Watch = Callable[[int, Mapping[str, Mapping[str, float]]], None]
@@ -88,13 +92,13 @@ def _train(
     found = checkpoint.load(out / run_folder.CHECKPOINT) if resume else None
     data = data or load(config.dataset)
     split = split_of(config, data)
-    if found is not None and run_folder.read_json(out / run_folder.SPLIT) != split.to_json():
+    if found is not None and _ids(run_folder.read_json(out / run_folder.SPLIT)) != _ids(split.to_json()):
         raise InputError(
             f"{out} was run on other images or labels than {config.dataset} holds now, its {run_folder.SPLIT} tells: "
             "bring those back, or name another folder."
         )
     if main and not quiet:
-        for notice in split.notices:
+        for notice in (*split.notices, *_notices(config, data)):
             print(f"note: {notice}", file=sys.stderr)
     training = prepare(config, data, split, network)
     processes.wait()  # nobody writes before everybody has looked
@@ -106,6 +110,22 @@ def _train(
     if found is not None:
         run.resume(*found)
     return run.finish()
+
+
+def _ids(split: Mapping[str, Any]) -> dict[str, Any]:
+    """Return who has which role, without what is told about it."""
+    return {name: value for name, value in split.items() if name != "notices"}
+
+
+def _notices(config: RunConfig, data: ImageData) -> Iterator[str]:
+    """Say what was asked for and does nothing, and what nobody has said."""
+    if config.calibration_fraction and not config.method_class.uses_calibration:
+        yield f"calibration_fraction is passed over: {config.method} calibrates nothing and trains on all labels."
+    if config.flip is None and not data.flip_told and data.train_images.shape[-1] == 3:
+        yield (
+            f"{config.dataset} does not say whether a mirrored image keeps its class, so none is mirrored: give "
+            "--flip if it does, as in most photographs, else --no-flip."
+        )
 
 
 def split_of(config: RunConfig, data: ImageData) -> Split:
@@ -131,6 +151,8 @@ def prepare(config: RunConfig, data: ImageData, split: Split, network: nn.Module
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
     torch.use_deterministic_algorithms(config.deterministic)
     checkpoint.seed_random(config.seed)
+    if config.flip is not None:
+        data = replace(data, flip=config.flip)
     height, width, channels = data.train_images.shape[1:]
     if network is None:
         network = NETWORKS[config.model](len(data.class_names), channels, min(height, width))
@@ -168,7 +190,7 @@ def read_run(folder: Path) -> RunConfig:
 def load_run(
     folder: Path, data: ImageData | None = None, network: nn.Module | None = None, device: str | None = None
 ) -> Training:
-    """Return a run as its last checkpoint left it."""
+    """Return a run as its last checkpoint left it; with ``select: best`` its average is the best on validation."""
     config = read_run(folder)
     if device:
         config = replace(config, device=device)
@@ -182,7 +204,9 @@ def load_run(
     data = data or load(config.dataset)
     split = Split.from_json(run_folder.read_json(folder / run_folder.SPLIT))
     training = prepare(config, data, split, network)
-    training.load(*found)
+    tensors, state = found
+    best = {f"ema.{name.removeprefix(BEST)}": value for name, value in tensors.items() if name.startswith(BEST)}
+    training.load(tensors | best, state)
     return training
 
 
@@ -196,6 +220,7 @@ class _Run:
         self.watch = watch
         self.history: list[dict[str, dict[str, float]]] = []  # the figures of each evaluation
         self.best: dict[str, Any] | None = None
+        self.best_weights: dict[str, torch.Tensor] = {}  # of its averaged network, where that is the one reported
         self.seconds_before, self.started = 0.0, time.monotonic()
         self.steps_before = 0
 
@@ -204,6 +229,7 @@ class _Run:
         self.training.load(tensors, state)
         checkpoint.set_random_state(tensors, state)
         self.history, self.best = state["history"], state["best"]
+        self.best_weights = {name: value for name, value in tensors.items() if name.startswith(BEST)}
         self.seconds_before, self.steps_before = state["seconds"], self.training.steps_done
         if self.main:
             run_folder.keep_until(self.out, self.training.steps_done)
@@ -212,33 +238,32 @@ class _Run:
         """Train to the end."""
         config, training = self.config, self.training
         with course.signals() as asked, self._progress() as progress, self._events() as events:
-            for done in training.run(config.steps):
-                progress(done)
-                stop = processes.agree(asked())
-                if done % config.eval_every == 0 or done == config.steps:
-                    self._check()
-                    self._evaluate(events)
-                    if self.watch is not None:
-                        self.watch(done, self.history[-1])
-                    self._checkpoint()
-                elif stop:
-                    self._check()
-                    self._checkpoint()
-                if stop and done < config.steps:
-                    raise Stopped(stop, self.out)
+            try:
+                for done in training.run(config.steps):
+                    progress(done)
+                    stop = processes.agree(asked())
+                    if done % config.eval_every == 0 or done == config.steps:
+                        training.check()
+                        self._evaluate(events)
+                        if self.watch is not None:
+                            self.watch(done, self.history[-1])
+                        self._checkpoint()
+                    elif stop:
+                        training.check()
+                        self._checkpoint()
+                    if stop and done < config.steps:
+                        raise Stopped(stop, self.out)
+            except NonFiniteLoss as error:
+                kept = checkpoint.load(self.out / run_folder.CHECKPOINT)
+                where = (
+                    f"the checkpoint of step {kept[1]['step']} is kept" if kept else "there is no checkpoint yet"
+                )
+                raise InputError(f"{error}; {where}. Try a smaller lr or precision fp32.") from None
         result = self._result()
         if self.main:
             run_folder.write_json(self.out / run_folder.RESULT, result)
         processes.wait()
         return result
-
-    def _check(self) -> None:
-        try:
-            self.training.check()
-        except NonFiniteLoss as error:
-            kept = checkpoint.load(self.out / run_folder.CHECKPOINT)
-            where = f"the checkpoint of step {kept[1]['step']} is kept" if kept else "there is no checkpoint yet"
-            raise InputError(f"{error}; {where}. Try a smaller lr or precision fp32.") from None
 
     def _evaluate(self, events: Any) -> None:
         step, figures = self.training.steps_done, self.training.evaluate()
@@ -248,10 +273,8 @@ class _Run:
         if score is not None and (self.best is None or score > self.best["validation"]["accuracy"]):
             self.best = {"step": step, **figures}
             if self.main and self.config.select == "best":
-                tensors = {name: t.cpu().contiguous() for name, t in self.training.ema.network.state_dict().items()}
-                folder = self.out / run_folder.CHECKPOINT
-                folder.mkdir(exist_ok=True)
-                checkpoint.write(folder / "best.safetensors", lambda path: checkpoint.save_file(tensors, path))
+                weights = self.training.ema.network.state_dict().items()
+                self.best_weights = {BEST + k: v.to("cpu", copy=True) for k, v in weights if torch.is_tensor(v)}
         if not self.main:
             return
         records = {"train": losses, **figures}
@@ -269,12 +292,13 @@ class _Run:
             )
 
     def _checkpoint(self) -> None:
+        weights = self.training.tensors()  # which all ranks must ask for
         if not self.main:
             return
         tensors, state = checkpoint.random_state()
         state |= self.training.state() | {"history": self.history, "best": self.best, "seconds": self._seconds()}
         folder = self.out / run_folder.CHECKPOINT
-        checkpoint.save(folder, self.training.steps_done, tensors | self.training.tensors(), state)
+        checkpoint.save(folder, self.training.steps_done, tensors | weights | self.best_weights, state)
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
@@ -285,7 +309,7 @@ class _Run:
         recent = [figures.get("test", {}) for figures in self.history[-LAST_EVALUATIONS:]]
         median = {name: statistics.median(figures[name] for figures in recent) for name in names}
         result: Result = {"unlabeled": {}, **last, "median20": median}
-        result |= {"steps": self.config.steps, "seed": self.config.seed}
+        result |= {"reported": self.config.select, "steps": self.config.steps, "seed": self.config.seed}
         if self.best is not None:
             result["best"] = self.best
         return result | {"split": self._split_sizes(), "cost": course.cost(self.training.device, self._seconds())}

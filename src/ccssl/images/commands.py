@@ -155,7 +155,7 @@ def pack(parser: argparse.ArgumentParser) -> Run:
 
         with sources.open_stream(args.path, args.size) as stream:
             if args.flip is not None:
-                stream = dataclasses.replace(stream, flip=args.flip)
+                stream = dataclasses.replace(stream, flip=args.flip, flip_told=True)
             packed.write(stream, args.out)
         data = packed.open_packed(args.out)
         print(

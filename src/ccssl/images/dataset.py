@@ -28,8 +28,9 @@ class ImageData:
     """Training and test images with their labels; images may be memory maps, and are then read-only.
 
     ``train_labels`` is -1 where the label is unknown: STL-10's unlabeled images, a folder's ``unlabeled``.
-    ``flip`` says whether a mirrored image keeps its class, which it does not for digits and letters. ``folds``
-    holds ids of training images, a row for each fold that the authors of the data set have drawn.
+    ``flip`` says whether a mirrored image keeps its class, which it does not for digits and letters; where nobody
+    has said so it is False, and ``flip_told`` too. ``folds`` holds ids of training images, a row for each fold that
+    the authors of the data set have drawn.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ImageData:
     class_names: tuple[str, ...]
     flip: bool
     folds: np.ndarray | None = None  # (folds, ids of a fold) int64
+    flip_told: bool = True
 
 
 class Part(NamedTuple):
@@ -60,6 +62,7 @@ class ImageStream:
     test: Part
     flip: bool = False
     folds: np.ndarray | None = None
+    flip_told: bool = True
 
 
 class Readable(Protocol):

@@ -93,7 +93,7 @@ def stream_folder(root: Path, size: int | None = None) -> Iterator[ImageStream]:
     if size is not None and size < 1:
         raise InputError(f"size must be at least 1 pixel, got {size}.")
     files = find_files(root)
-    shape = _common_shape(files.all(), size)
+    shape = _common_shape(root, files.all(), size)
     train = [Part(files.train_labels, _decoded(files.train, shape, size))]
     if files.unlabeled:
         train.append(Part(unlabeled(len(files.unlabeled)), _decoded(files.unlabeled, shape, size)))
@@ -103,6 +103,7 @@ def stream_folder(root: Path, size: int | None = None) -> Iterator[ImageStream]:
         class_names=files.class_names,
         train=tuple(train),
         test=Part(files.test_labels, _decoded(files.test, shape, size)),
+        flip_told=False,
     )
 
 
@@ -136,7 +137,7 @@ def _entries(folder: Path) -> list[Path]:
     )
 
 
-def _common_shape(files: Sequence[Path], size: int | None) -> tuple[int, int, int]:
+def _common_shape(root: Path, files: Sequence[Path], size: int | None) -> tuple[int, int, int]:
     """Return height, width and channels of all pictures, from what they say at their beginning."""
     grey, first = True, None
     with progress("looking at pictures", len(files), "images") as advance:
@@ -151,7 +152,8 @@ def _common_shape(files: Sequence[Path], size: int | None) -> tuple[int, int, in
             if size is None and (height, width) != first[1:]:
                 raise InputError(
                     f"All pictures must have one size, but {first[0]} has {first[2]} x {first[1]} pixels and "
-                    f"{file} has {width} x {height}: pass a size to bring them to, `--size 32` for instance."
+                    f"{file} has {width} x {height}: bring them to one, by "
+                    f"`ccssl data pack {root} --out PACKED --size 32` for instance, and use PACKED."
                 )
             advance(1)
     assert first is not None  # find_files refuses a folder without pictures

@@ -9,7 +9,7 @@ test_images           (M, H, W, C) or (M, H, W); uint8
 test_labels           (M,) whole numbers from 0
 unlabeled_images      optional: further training images, whose label is unknown
 class_names           optional: K strings; without them classes are named by their numbers
-flip                  optional: a boolean, whether a mirrored image keeps its class; False without it
+flip                  optional: a boolean, whether a mirrored image keeps its class; without it none is mirrored
 ====================  ===========================================================================
 
 A small archive is read whole. Of a large one the training images are mapped where they lie: ``numpy.savez``
@@ -87,10 +87,13 @@ def open_npz(path: Path) -> ImageData:
                 key: _values(archive, header) if small else _mapped(path, header) for key, header in images.items()
             }
         train, test, class_names, flip = _rest(path, archive, headers)
+        flip_told = "flip" in headers
     train_images = arrays["train_images"]
     if "unlabeled_images" in arrays:
         train_images = np.concatenate([train_images, arrays["unlabeled_images"]])
-    data = ImageData(path.stem, train_images, train, arrays["test_images"], test, class_names, flip)
+    data = ImageData(
+        path.stem, train_images, train, arrays["test_images"], test, class_names, flip, flip_told=flip_told
+    )
     return check(data, path)
 
 
@@ -111,6 +114,7 @@ def stream_npz(path: Path) -> Iterator[ImageStream]:
             train=tuple(parts),
             test=Part(test, _chunks(path, archive, headers["test_images"])),
             flip=flip,
+            flip_told="flip" in headers,
         )
 
 

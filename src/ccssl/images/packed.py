@@ -61,6 +61,7 @@ def create(
     flip: bool = False,
     name: str | None = None,
     folds: np.ndarray | None = None,
+    flip_told: bool = True,
 ) -> Iterator[ImageData]:
     """Give arrays of ``train`` and ``test`` images of a shape (H, W, C) to fill; then they are the folder.
 
@@ -89,7 +90,9 @@ def create(
         arrays = {key: _new_array(draft / f"{key}.npy", kind, size) for key, (kind, size) in plan.items()}
         if folds is not None:
             arrays["folds"][:] = folds
-        data = ImageData(name=name or folder.name, class_names=class_names, flip=flip, **arrays)
+        data = ImageData(
+            name=name or folder.name, class_names=class_names, flip=flip, flip_told=flip_told, **arrays
+        )
         yield data
         check(data, folder)
         for array in arrays.values():
@@ -100,6 +103,7 @@ def create(
             "name": data.name,
             "class_names": class_names,
             "flip": flip,
+            "flip_told": flip_told,
             "sha256": {key: _sha256(draft / f"{key}.npy") for key in plan},
         }
         (draft / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
@@ -125,6 +129,7 @@ def write(stream: ImageStream, folder: Path) -> None:
         flip=stream.flip,
         name=stream.name,
         folds=stream.folds,
+        flip_told=stream.flip_told,
     )
     with packing as data, progress(f"packing {stream.name}", train + test, "images") as advance:
         _fill(data.train_images, data.train_labels, stream.train, f"{stream.name}: train_images", advance)
@@ -147,6 +152,7 @@ def as_stream(data: ImageData) -> ImageStream:
         test=Part(data.test_labels, in_chunks(data.test_images)),
         flip=data.flip,
         folds=data.folds,
+        flip_told=data.flip_told,
     )
 
 
@@ -169,7 +175,13 @@ def open_packed(folder: Path) -> ImageData:
         except (ValueError, EOFError) as error:
             raise InputError(f"{path} is damaged ({error}): pack the data set again.") from None
         arrays[key] = mapped
-    data = ImageData(name=meta["name"], class_names=tuple(meta["class_names"]), flip=meta["flip"], **arrays)
+    data = ImageData(
+        name=meta["name"],
+        class_names=tuple(meta["class_names"]),
+        flip=meta["flip"],
+        flip_told=meta.get("flip_told", True),
+        **arrays,
+    )
     return check(data, folder)
 
 
@@ -243,6 +255,7 @@ def _meta(folder: Path) -> dict[str, Any]:
             and isinstance(meta["version"], int)
             and isinstance(meta["name"], str)
             and isinstance(meta["flip"], bool)
+            and isinstance(meta.get("flip_told", True), bool)
             and isinstance(meta["class_names"], list)
             and all(isinstance(name, str) for name in meta["class_names"])
             and isinstance(meta["sha256"], dict)

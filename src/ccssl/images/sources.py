@@ -194,7 +194,8 @@ def find_source(name: str) -> Source:
 def _load_named(name: str, folder: Path) -> ImageData:
     source, home = SOURCES[name], _home(name, folder)
     if source.embedded:
-        return dataclasses.replace(open_npz(home / source.archives[0].file), name=name, flip=source.flip)
+        data = open_npz(home / source.archives[0].file)
+        return dataclasses.replace(data, name=name, flip=source.flip, flip_told=True)
     _pack_named(name, home)
     target = _packed_folder(name, home)
     try:

@@ -202,7 +202,7 @@ def _balanced(label_N: Ids, classes: int, labels: int, generator: Generator) -> 
     if each < 1:
         raise InputError(
             f"{labels} labels are fewer than the {classes} classes; take at least {classes}, or draw them at "
-            "random with sampling 'iid'"
+            "random with --label-sampling iid"
         )
     # Every class draws from one shuffled order: the first items of each are then the same for any number.
     order = generator.permutation(len(label_N))
@@ -213,7 +213,7 @@ def _balanced(label_N: Ids, classes: int, labels: int, generator: Generator) -> 
         advice = f"take at most {count * classes} labels" if count else "leave the class out"
         raise InputError(
             f"class {c} has {count} items with a known label, but {labels} balanced labels need {each} of each of "
-            f"{classes} classes; {advice}, or draw them at random with sampling 'iid'"
+            f"{classes} classes; {advice}, or draw them at random with --label-sampling iid"
         )
     return np.sort(np.concatenate([ids[:each] for ids in members]))
 
@@ -278,8 +278,8 @@ def _notices(
         if count_c.max() > _IMBALANCE * count_c.min():
             yield (
                 f"The classes are unequal, from {count_c.min():,} to {count_c.max():,} items, but calibration items "
-                "are balanced: what they guarantee holds for classes drawn with equal chances. With sampling 'iid' "
-                "it holds for items of the pool."
+                "are balanced: what they guarantee holds for classes drawn with equal chances. With "
+                "--label-sampling iid it holds for items of the pool."
             )
     if len(unlabeled) == 0:
         yield "No item is left unlabeled: only the supervised method can be used."

@@ -8,6 +8,9 @@ A checkpoint is two files in a folder::
 The tensor file is written first, under its own name; ``state.json`` then replaces its predecessor in one atomic
 rename, and the predecessor's tensors are removed. Whatever happens in between, ``state.json`` names a file that is
 complete. No pickle is read or written.
+
+A tensor that several names share, such as a weight tied to another, is written once; ``state.json`` says which names
+are the same. Tensors that merely overlap are written each.
 """
 
 from __future__ import annotations
@@ -36,13 +39,33 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     """Write a checkpoint in place of the one before."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"step-{step:08d}.safetensors"
-    on_host = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+    on_host, same = _once(tensors)
     write(folder / name, lambda path: save_file(on_host, path))
-    text = json.dumps({"step": step, "tensors": name, **state}, allow_nan=False)
+    text = json.dumps({"step": step, "tensors": name, "same": same, **state}, allow_nan=False)
     write_text(folder / STATE, text)
     for old in folder.glob("step-*.safetensors"):
         if old.name != name:
             old.unlink()
+
+
+def _once(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return tensors on the host that share no memory, and for each name left out the name of the same tensor."""
+    on_host: dict[str, Tensor] = {}
+    same: dict[str, str] = {}
+    seen: dict[Any, str] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            what = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            if seen.setdefault(what, name) != name:
+                same[name] = seen[what]
+                continue
+        host = tensor.detach().cpu().contiguous()
+        if host.untyped_storage().data_ptr() in taken:
+            host = host.clone()  # safetensors refuses what overlaps
+        taken.add(host.untyped_storage().data_ptr())
+        on_host[name] = host
+    return on_host, same
 
 
 def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -52,7 +75,8 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         return None
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-        return load_tensors(folder / state["tensors"]), state
+        tensors = load_tensors(folder / state["tensors"])
+        return tensors | {name: tensors[first] for name, first in state.get("same", {}).items()}, state
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} is not a checkpoint ({error}): remove {folder} to start anew, or restore it from a copy."
@@ -73,11 +97,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write(path: Path, fill: Callable[[Path], object]) -> None:
-    """Replace a file atomically: ``fill`` writes a temporary one beside it, which then takes its name."""
+    """Replace a file atomically: ``fill`` writes a temporary one beside it, which then takes its name.
+
+    Who may read it is what the user's umask says, however it is filled: safetensors would keep it to its owner.
+    """
     temporary = path.with_name(f".{path.name}.partial")
     with told_if_full(path):
         try:
+            temporary.unlink(missing_ok=True)  # a crash may have left one
+            temporary.touch()
+            mode = temporary.stat().st_mode
             fill(temporary)
+            temporary.chmod(mode)
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)

@@ -41,7 +41,9 @@ class TrainingConfig:
         None, f"who predicts weak views: {', '.join(TEACHERS)}; the method's own if not given"
     )
     calibrate_every: int | None = setting(
-        None, "steps between two refreshes of snapshot and calibration; the method's own, 10, if not given"
+        None,
+        "steps between two refreshes of a snapshot with its calibration; the method's own, 10, if not given; with "
+        "another teacher a calibration is made at every step",
     )
     eval_every: int = setting(1024, "steps between two evaluations; each is followed by a checkpoint")
     eval_batch: int = setting(512, "images predicted at once in evaluations")

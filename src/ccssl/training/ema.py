@@ -48,6 +48,11 @@ def tensors(network: nn.Module) -> list[Tensor]:
     return [*network.parameters(), *network.buffers()]
 
 
+def have_finite_norm(tensors: list[Tensor]) -> Tensor:
+    """Return for each tensor whether its norm is finite: its numbers are, and so are their squares."""
+    return torch.stack([norm.isfinite() for norm in torch._foreach_norm(tensors)])
+
+
 @torch.no_grad()
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
     """Make ``target`` a copy of ``source`` in place, without a look from the host."""

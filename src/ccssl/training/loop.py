@@ -7,14 +7,17 @@ A step, for B labeled and mu B unlabeled images:
    everything else (``"model"``: FixMatch and its kin), an evaluation-mode copy that is refreshed every
    ``calibrate_every`` steps (``"snapshot"``: conformal methods), or the averaged network (``"ema"``). Conformal methods
    score their calibration images through the same weak augmentation and the same teacher: only then are calibration and
-   unlabeled items exchangeable, which all guarantees rest on;
+   unlabeled items exchangeable, which all guarantees rest on. A snapshot and its calibration are renewed together; with
+   a teacher that moves at every step the calibration is renewed at every step, too;
 3. the method turns predictions into a target and a weight for each unlabeled image, without gradient;
 4. one forward and backward pass, one step of SGD, one of the average, for the loss ::
 
        mean CE(labels, labeled)  +  lambda_u  mean( weight * KL(target || softmax(strong)) )
 
 No step reads from the device: sums of losses are kept there and read at evaluations, and so is the first step whose
-loss was not finite. Everything that a step draws is a function of the seed and the step (``batches``).
+loss was not finite. ``check`` reads it, before each evaluation and each checkpoint, and looks at the weights as well,
+which a step may spoil whose loss was finite. Everything that a step draws is a function of the seed and the step
+(``batches``).
 
 Shapes: B items a batch, K classes, N items of an evaluation.
 """
@@ -22,6 +25,7 @@ Shapes: B items a batch, K classes, N items of an evaluation.
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -39,10 +43,10 @@ from ccssl.images.augment import draw_weak, strong, weak
 from ccssl.images.dataset import ImageData
 from ccssl.images.splits import Split
 from ccssl.methods import Method, unlabeled_loss
-from ccssl.training import processes
+from ccssl.training import checkpoint, processes
 from ccssl.training.batches import CALIBRATION_VIEW, EVALUATION_VIEW, Batch, Batches, Images, generator, to_device
 from ccssl.training.config import TrainingConfig
-from ccssl.training.ema import Ema, copy_weights
+from ccssl.training.ema import Ema, copy_weights, have_finite_norm, tensors
 from ccssl.training.schedule import cosine
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -50,7 +54,7 @@ REFRESH_EVERY = 10  # steps, for a snapshot that the user asks for and the metho
 
 
 class NonFiniteLoss(ArithmeticError):
-    """A loss was infinite or NaN: at which step, and of which images."""
+    """A loss, a weight or a prediction was infinite or NaN: at which step, and of which images."""
 
 
 class PseudoLabels(NamedTuple):
@@ -86,6 +90,7 @@ class Training:
         if config.channels_last:
             self.network = cast(Any, self.network).to(memory_format=torch.channels_last)
         method.to(self.device)
+        self._try_network()
         self.ema = Ema(self.network, config.ema, config.ema_ramp)
         self.snapshot = copy.deepcopy(self.network).eval().requires_grad_(False) if self._keeps_snapshot else None
         self.optimizer = torch.optim.SGD(
@@ -98,8 +103,7 @@ class Training:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.forward: nn.Module = self.network
         if collective.world() > 1:
-            on = [self.device.index] if self.device.type == "cuda" else None
-            self.forward = nn.parallel.DistributedDataParallel(self.network, device_ids=on, broadcast_buffers=False)
+            self.forward = processes.parallel(self.network, self.device)
         if config.compile:
             self.forward = cast(nn.Module, torch.compile(self.forward))
 
@@ -122,17 +126,38 @@ class Training:
         self.sums = torch.zeros(3, device=self.device, dtype=torch.float64 if self.device.type != "mps" else None)
         self.summed_steps = 0
         self.first_bad_step = torch.full((), -1, device=self.device)
+        self._bounded = _of_finite_norm([*tensors(self.network), *tensors(self.ema.network)])
 
     @property
     def _keeps_snapshot(self) -> bool:
         return self.method.uses_unlabeled and self.teacher == "snapshot"
+
+    def _try_network(self) -> None:
+        """Refuse a network that does not answer with a logit for each class, or keeps what no checkpoint can hold."""
+        classes, (height, width, channels) = len(self.data.class_names), self.data.train_images.shape[1:]
+        images = torch.zeros(2, channels, height, width, dtype=torch.uint8, device=self.device)
+        before = checkpoint.random_state()
+        with torch.no_grad(), evaluating(self.network), self.autocast():
+            found = self.network(images)
+        checkpoint.set_random_state(*before)
+        told = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if told != (2, classes):
+            raise InputError(
+                f"the network must turn 2 images into logits of shape (2, {classes}), one for each class, got {told}."
+            )
+        for name, value in self.network.state_dict().items():
+            if not isinstance(value, Tensor) and not _is_plain(value):
+                raise InputError(
+                    f"the network keeps {name}, a {type(value).__name__}, which no checkpoint can hold: let "
+                    "get_extra_state return a tensor, or texts, numbers, lists and dicts."
+                )
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> None:
         """Learn from one batch."""
         config, step = self.config, self.steps_done
-        if self.method.uses_unlabeled and step % self.calibrate_every == 0:
+        if self._calibrates_every_step or (self.method.uses_unlabeled and step % self.calibrate_every == 0):
             self.refresh(step)
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr * cosine(step, config.steps)
@@ -174,6 +199,11 @@ class Training:
     def _teaches_in_the_same_pass(self) -> bool:
         """Conformal methods need a teacher that predicts calibration images and weak views alike, one by one."""
         return self.teacher == "model" and not self.method.uses_calibration
+
+    @property
+    def _calibrates_every_step(self) -> bool:
+        """Whether the teacher of a conformal method moves at every step: scores of an older one would not be its."""
+        return self.method.uses_calibration and self.snapshot is None
 
     def refresh(self, step: int) -> None:
         """Renew the snapshot and, with the new teacher, the calibration."""
@@ -234,14 +264,18 @@ class Training:
             yield self.steps_done
 
     def check(self) -> None:
-        """Raise if a loss was not finite: nothing after it is worth keeping."""
-        step = int(self.first_bad_step)
-        if step >= 0:
-            labeled, unlabeled = self.batches.ids(step)
+        """Raise if a loss or a weight was not finite, on any rank: nothing after it is worth keeping."""
+        sound = have_finite_norm(self._bounded).all()
+        told = torch.stack([self.first_bad_step, sound.to(self.first_bad_step)])
+        bad_steps, sounds = collective.gather(told[None]).T.tolist()
+        if bad := [step for step in bad_steps if step >= 0]:
+            labeled, unlabeled = self.batches.ids(min(bad))
             raise NonFiniteLoss(
-                f"the loss was not finite at step {step}, with labeled images {_listed(labeled)}"
+                f"the loss was not finite at step {min(bad)}, with labeled images {_listed(labeled)}"
                 + (f" and unlabeled images {_listed(unlabeled)}" if len(unlabeled) else "")
             )
+        if not all(sounds):
+            raise NonFiniteLoss(f"at step {self.steps_done} the weights were not finite, or beyond all bounds")
 
     def losses(self) -> dict[str, float]:
         """Return the mean losses since the last call, and begin anew."""
@@ -297,6 +331,8 @@ class Training:
     @torch.no_grad()
     def pseudo_labels(self) -> PseudoLabels:
         """Return what the teacher says about weak views of unlabeled images, as it does in training."""
+        if self._calibrates_every_step:
+            self.refresh(self.steps_done)  # which the next step would do
         pool = self.split.unlabeled
         every = max(1, math.ceil(len(pool) / max(1, self.config.eval_unlabeled)))
         ids = pool[::every]
@@ -320,21 +356,21 @@ class Training:
                 if view is not None:
                     batch = weak(batch, view[torch.from_numpy(rows)].to(self.device))
                 parts.append(self._logits(network, batch))
-        return collective.gather(torch.cat(parts))[:N]
+        logits = collective.gather(torch.cat(parts))[:N]
+        if bool(logits.softmax(-1).isnan().any()):
+            raise NonFiniteLoss(f"at step {self.steps_done} the network's predictions were no numbers")
+        return logits
 
     # ---- state ----------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor that a checkpoint keeps."""
-        parts = {"model": self.network, "ema": self.ema.network, "method": self.method}
-        if self.snapshot is not None:
-            parts["snapshot"] = self.snapshot
-        found = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.state_dict().items()}
+        """Return every tensor that a checkpoint keeps; all ranks must ask, for sums are over all of them."""
+        found = {name: value for name, value in self._states().items() if isinstance(value, Tensor)}
         for name, parameter in self.network.named_parameters():
             momentum = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
             if momentum is not None:
                 found[f"momentum.{name}"] = momentum
-        return found | {"sums": self.sums}
+        return found | {"sums": collective.mean(self.sums)}
 
     def state(self) -> dict[str, Any]:
         """Return what else a checkpoint keeps; the sampler's position and the schedule's are the step."""
@@ -342,17 +378,29 @@ class Training:
             "steps_done": self.steps_done,
             "summed_steps": self.summed_steps,
             "scaler": self.scaler.state_dict(),
+            "extra": {name: value for name, value in self._states().items() if not isinstance(value, Tensor)},
+        }
+
+    def _parts(self) -> dict[str, nn.Module]:
+        """Return the modules whose state a checkpoint keeps."""
+        parts = {"model": self.network, "ema": self.ema.network, "method": self.method}
+        return parts if self.snapshot is None else parts | {"snapshot": self.snapshot}
+
+    def _states(self) -> dict[str, Any]:
+        """Return their states: tensors, and what modules of the user's may give beside them."""
+        return {
+            f"{name}.{key}": value
+            for name, part in self._parts().items()
+            for key, value in part.state_dict().items()
         }
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Go back to where a checkpoint was made."""
-        parts = {"model": self.network, "ema": self.ema.network, "method": self.method}
-        if self.snapshot is not None:
-            parts["snapshot"] = self.snapshot
-        for name, part in parts.items():
+        states = {**tensors, **state.get("extra", {})}
+        for name, part in self._parts().items():
             start = f"{name}."
             try:
-                part.load_state_dict({k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)})
+                part.load_state_dict({k.removeprefix(start): v for k, v in states.items() if k.startswith(start)})
             except RuntimeError as error:  # torch names the tensors that differ, a line each
                 told = "; ".join(line.strip() for line in str(error).splitlines())
                 raise InputError(f"the checkpoint is that of another network or method: {told}") from None
@@ -383,6 +431,20 @@ def weight_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
+
+
+def _of_finite_norm(tensors: list[Tensor]) -> list[Tensor]:
+    """Return those tensors of numbers whose norm is finite: what masks with infinity keeps doing so."""
+    numbers = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    return [number for number, finite in zip(numbers, have_finite_norm(numbers).tolist(), strict=True) if finite]
+
+
+def _is_plain(value: object) -> bool:
+    """Tell whether a value comes back from JSON as it was."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False)) == value
+    except (TypeError, ValueError):
+        return False
 
 
 def find_device(name: str) -> torch.device:

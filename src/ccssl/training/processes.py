@@ -6,6 +6,7 @@ the CPU, so that asking costs no look at the device.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +49,18 @@ def joined(device: str) -> Iterator[None]:
 def local_rank() -> int:
     """Return the number of this process among those on this machine."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def parallel(network: nn.Module, device: torch.device) -> nn.Module:
+    """Return a network whose backward pass averages gradients over ranks.
+
+    Buffers are left alone in its forward pass: ``share_buffers`` gives them to all ranks after the step.
+    """
+    kind: Any = nn.parallel.DistributedDataParallel
+    known = inspect.signature(kind).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # until torch 2.12
+    on = [device.index] if device.type == "cuda" else None
+    return kind(network, device_ids=on, **{buffers: False})
 
 
 def agree(number: int) -> int:
