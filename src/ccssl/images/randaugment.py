@@ -193,6 +193,7 @@ def draw_operations(n: int, generator: torch.Generator, operations: int = 2, mag
 
     >>> draw = draw_operations(2, torch.Generator().manual_seed(0), magnitude=5)
     >>> [[SETTINGS[i].operation for i in row] for row in draw.setting.tolist()]
+    [['identity', 'identity'], ['sharpness', 'identity']]
     """
     if operations < 0:
         raise ValueError(f"operations must be how many an image undergoes, 0 or more, got {operations}")
