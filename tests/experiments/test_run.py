@@ -447,3 +447,16 @@ def test_folds_restrict_the_labels():
     assert split.unlabeled.min() == 0
     with pytest.raises(InputError, match="fold must be from 0 to 1 for toy, got 2"):
         split_of(RunConfig(dataset="toy", labels=24, fold=2), data)
+
+
+def test_the_table_of_a_result_says_which_network_is_reported():
+    from ccssl.experiments.tables import result_table
+
+    last, best = {"accuracy": 0.25}, {"accuracy": 0.5}
+    result = {"test": last, "reported": "best", "best": {"step": 3, "test": best, "validation": best}}
+    first, second = result_table(result).splitlines()[1:3]
+    assert "best on validation (reported)" in first
+    assert "0.5000" in first
+    assert "0.5000" in second
+    assert "after the last step" in result_table({"test": last, "reported": "last"})
+    assert "after the last step" not in result_table({"test": last})

@@ -52,6 +52,8 @@ def read_finished(folder: Path) -> FinishedRun:
         raise InputError(
             f"{folder} was run without test images, as the trials of a search are: there is nothing to report."
         )
+    if result.get("reported") == "best":  # the network that is asked again on the page is the best on validation
+        result = {**result, **{phase: found for phase, found in result["best"].items() if isinstance(found, dict)}}
     written = yaml.safe_load((folder / run_folder.CONFIG).read_text(encoding="utf-8"))
     made_with = {str(name): str(value) for name, value in (written.get("made_with") or {}).items()}
     return FinishedRun(folder, config, result, tuple(run_folder.records(folder)), made_with)
