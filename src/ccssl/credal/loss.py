@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 
 from ccssl.credal.faults import Fault, check_classes, check_indices, check_tensor, logit_faults, looks, refuse
 from ccssl.credal.possibility import Possibility
-from ccssl.credal.projection import operator, prepare
+from ccssl.credal.projection import loss_of, prepare
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -57,7 +57,7 @@ def credal_loss(
             "credal_loss has no forward-mode derivative: use reverse mode, loss.backward() or torch.autograd.grad"
         )
     average = weight is None and reduction == "mean"
-    loss = operator(*prepare(logits, pi, validate), gradient=True, average=average)[0]
+    loss = loss_of(prepare(logits, pi, validate), average)
     return loss if average else _reduce(loss, weight, reduction)
 
 

@@ -32,8 +32,8 @@ the hull changes, and is refused. Forward-mode differentiation, which no operato
 is refused as well (``credal_loss``).
 
 ``project`` takes probabilities, ``project_logits`` logits (right even where softmax underflows), and
-``ccssl.credal.loss`` gives the loss. All three pass through the torch operator ``ccssl::credal``, which picks the
-kernel: numba on the CPU, Triton on CUDA, plain torch elsewhere or where those are missing.
+``ccssl.credal.loss`` gives the loss. All three call the device's kernel: numba on the CPU, Triton on CUDA, plain torch
+elsewhere or where those are missing. To compilers, transforms and modes it is one torch operator, ``ccssl::credal``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def project(q: Tensor, pi: Possibility, *, validate: bool | None = None) -> Tens
     log_q_K = exact_K.log()
     least_1 = log_q_K.masked_fill(zero_K, torch.inf).amin(-1, keepdim=True)
     log_q_K = log_q_K.where(~zero_K, least_1 - 100)
-    p_K = operator(*prepare(log_q_K, pi, validate, "q"), gradient=False, average=False)[1]
+    p_K = projection_of(prepare(log_q_K, pi, validate, "q"))
     # What a zero shares with other classes is below e^-100; what it must take is a step of pi.
     return p_K.masked_fill(zero_K & (p_K < 1e-43), 0).to(q.dtype)
 
@@ -87,7 +87,8 @@ def project_logits(logits: Tensor, pi: Possibility, *, validate: bool | None = N
     >>> project_logits(torch.tensor([0.0, 500.0, 100.0]), torch.tensor([1.0, 0.5, 0.3]))
     tensor([0.5000, 0.5000, 0.0000])
     """
-    return operator(*prepare(logits.detach(), pi, validate), gradient=False, average=False)[1]
+    check_tensor(logits, "logits")
+    return projection_of(prepare(logits.detach(), pi, validate))
 
 
 class Problem(NamedTuple):
@@ -156,6 +157,34 @@ _LIBRARY.define(
 operator = torch.ops.ccssl.credal.default
 
 
+def projection_of(problem: Problem) -> Tensor:
+    """Return p, without a gradient."""
+    if _nobody_watches(problem.logits):
+        return _credal(*problem, gradient=False, average=False)[1]
+    return operator(*problem, gradient=False, average=False)[1]
+
+
+def loss_of(problem: Problem, average: bool) -> Tensor:
+    """Return the loss of each row, or their mean, differentiable in the logits."""
+    if _nobody_watches(problem.logits):
+        return _Loss.apply(*problem, average)
+    return operator(*problem, gradient=True, average=average)[0]
+
+
+def _nobody_watches(logits: Tensor) -> bool:
+    """Tell whether autograd alone must know what happens: no tracer, no transform, no mode, no other kind of tensor.
+
+    A small batch then spends a third of its time less, which the dispatcher would have taken.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and type(logits) in (Tensor, torch.nn.Parameter)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._get_tracing_state() is None
+    )
+
+
 def _credal(
     logits: Tensor,
     pi: Tensor,
@@ -165,17 +194,19 @@ def _credal(
     validate: bool,
     gradient: bool,
     average: bool,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Run the device's kernel on rows."""
+    """Run the device's kernel on rows; what ``gradient`` asks for is multiplied by ``scale``."""
     shape = logits.shape
-    z_NK, pi_NK = logits.detach().reshape(-1, shape[-1]).contiguous(), pi.reshape(-1, shape[-1]).contiguous()
+    z_NK = logits.detach().reshape(-1, shape[-1]).contiguous()
+    pi_NK = pi.detach().reshape(-1, shape[-1]).contiguous()
     solver = kernel(logits.device.type)
     try:
         if size < 0:
-            loss_N, out_NK = solver.solve(z_NK, pi_NK, gradient, validate)
+            loss_N, out_NK = solver.solve(z_NK, pi_NK, gradient, validate, scale)
         else:
             top_N = None if top is None else top.reshape(-1)
-            loss_N, out_NK = solver.solve_levels(z_NK, pi_NK, top_N, size, proportional, gradient, validate)
+            loss_N, out_NK = solver.solve_levels(z_NK, pi_NK, top_N, size, proportional, gradient, validate, scale)
     except ValueError:
         # Say it again with the row's place in the shape that the caller knows.
         refuse(real_faults(logits, pi) if size < 0 else level_faults(logits, pi, top, size))
@@ -193,7 +224,7 @@ def _fake(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     logits, *_, gradient, average = inputs
     ctx.save_for_backward(output[1] if gradient else None, logits)
-    ctx.rows = logits.numel() // logits.shape[-1] if average else 0
+    ctx.rows = _rows(logits) if average else 0
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
@@ -205,13 +236,53 @@ def _backward(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None
     if residual is None:
         raise RuntimeError("the operator ccssl::credal carries a gradient only if called with gradient=True")
     scale = upstream / ctx.rows if ctx.rows else upstream.unsqueeze(-1)
-    # Outside of _Once, for the gradient is linear in what comes from above: a weight, say.
-    gradient = (_Once.apply(residual, logits) if torch.is_grad_enabled() else residual) * scale
-    return gradient, None, None, None, None, None, None, None
+    return _once(residual, logits) * scale, None, None, None, None, None, None, None
+
+
+def _rows(logits: Tensor) -> int:
+    return logits.numel() // logits.shape[-1]
+
+
+class _Loss(torch.autograd.Function):
+    """The loss as autograd alone sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, *arguments: Any) -> Tensor:
+        *problem, average = arguments
+        # On a CPU the kernel divides by the number of rows on its way, and often nothing is left to be done.
+        ctx.ready = average and logits.device.type == "cpu"
+        ctx.rows = _rows(logits) if average else 0
+        scale = 1 / ctx.rows if ctx.ready else 1.0
+        loss, residual = _credal(logits, *problem, gradient=True, average=average, scale=scale)
+        ctx.save_for_backward(residual, logits)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        residual, logits = ctx.saved_tensors
+        upstream = upstreams[0]
+        if ctx.ready:
+            gradient = residual if _is_one(upstream) else _once(residual, logits) * upstream
+        else:
+            gradient = _once(residual, logits) * (upstream / ctx.rows if ctx.rows else upstream.unsqueeze(-1))
+        return gradient, None, None, None, None, None, None
+
+
+def _is_one(upstream: Tensor) -> bool:
+    """Tell whether a loss is differentiated as it is: neither weighted nor to be differentiated again."""
+    return not torch.is_grad_enabled() and upstream.item() == 1
+
+
+def _once(residual: Tensor, logits: Tensor) -> Tensor:
+    """Return softmax(z) - p, with a refusal to differentiate it in z where a second derivative could be asked for.
+
+    In what comes from above, a weight, say, the gradient is linear, and that derivative is allowed.
+    """
+    return _Once.apply(residual, logits) if torch.is_grad_enabled() else residual
 
 
 class _Once(torch.autograd.Function):
-    """A first derivative that depends on the logits, in a graph from which a second one could be asked."""
+    """A first derivative that depends on the logits, in a graph from which a second one could be asked for."""
 
     generate_vmap_rule = True
 

@@ -1,25 +1,41 @@
 r"""The projection on CPUs: pool adjacent violators, one pass over the classes in and one out.
 
 Notation of ``ccssl.credal.projection``. Walk through the groups of equal possibility from the least possible
-up. A block is a run of groups with rise t = pi(end) - pi(start) and model mass m. Push each group as a block;
-while the last block's slope t/m is not above the one before, merge the two. What remains is the greatest convex
-minorant; r = t/m on each block, p = q r, and the loss is the sum over blocks of t log(t/m).
+up. A block is a run of groups with rise t in possibility and model mass m. Wherever a block's slope t/m is not
+above that of the block before, merge the two. What remains is the greatest convex minorant; r = t/m on each
+block, p = q r, and the loss is the sum over blocks of t log(t/m).
 
-The walk's branches cannot be foreseen, so it is done where the hull may bend and nowhere else (``_walk``).
+*Merging* (``_hull``). Whether a slope rises is a coin toss to the processor: merges one by one would cost a wrong
+guess each. So they are first done all at once, in rounds without branches. Where the slope does not rise from one
+block to the next, the point between them lies on or above the line through its two neighbours and is no vertex;
+a round drops all such points, usually half of all. When few are left, or rounds no longer help, they are merged one
+by one. Blocks only ever add masses, so that nothing cancels; and no mass is 0, for two points in one place would
+drop each other.
 
-Possibilities with few levels (``solve_levels``) need no sort: a first pass adds q into one bucket a level, the
-walk runs over the buckets, a second pass multiplies. Four interleaved sets of buckets are kept where classes
-outnumber levels: conformal counts repeat (most classes of a confident prediction have count 0), and adding to
+*Few levels* (``solve_levels``). Conformal counts need no sort: a first pass adds q into one bucket a level, the hull
+is found over the buckets, a second pass multiplies. Four interleaved sets of buckets are kept where levels are not
+many times the classes: conformal counts repeat (most classes of a confident prediction have count 0), and adding to
 one address again and again waits for its own result.
 
-A row is solved again from its log-probabilities where the last block's mass is so small that q has lost digits
-or all of itself (``_solve_log``): the model then gives next to nothing to every class that pi leaves possible.
+*Real values* (``solve``). Classes are sorted, by integers that hold the possibility and the class. Those of 32 bits,
+which sort faster, round the possibility; classes that share a step are put in order afterwards (``_settle``).
 
-Masses are float64 whatever the type of q. Kernels release the interpreter's lock and are spread over a thread
-pool of ``torch.get_num_threads()`` workers, because numba's own threading layers abort when two Python threads
-meet in them or after a fork. Nothing is compiled before the first call; compiled code is cached on disk.
+*Many classes* (``_sift``). Few of them can be a vertex, and only those are sorted. As if pi had few levels, masses
+are added into buckets, here on a grid over the square root of pi. After each bucket the sum of masses is known, and
+the possibility up to the width of the bucket; the hull over some of these points, each taken at its highest, lies
+nowhere below the true one. A bucket whose lower right corner lies above that hull holds no vertex, and its mass goes
+as a whole to the next class that may be one. The margin is far above rounding, so that the result does not depend
+on the sieve.
 
-Shapes: N rows, K classes, L calibration items.
+A row is solved again from its logits where the last block's mass is so small that q has lost digits or all of
+itself (``_solve_log``): the model then gives next to nothing to every class that pi leaves possible.
+
+Instead of q, kernels work on e = exp(z - max z), and divide by its sum where they multiply anyway. Masses are float64
+whatever the type of e. Kernels release the interpreter's lock and are spread over a thread pool of
+``torch.get_num_threads()`` workers, because numba's own threading layers abort when two Python threads meet in them
+or after a fork. Nothing is compiled before the first call; compiled code is cached on disk.
+
+Shapes: N rows, K classes, C classes that are sorted, J buckets or levels, B blocks.
 """
 
 from __future__ import annotations
@@ -37,18 +53,24 @@ import torch
 from torch import Tensor
 
 from ccssl.credal import faults
-from ccssl.credal.possibility import Levels
 
 # Rows whose last block has less mass than this are solved in log-space: the smallest normal number, with a
 # margin of about ten digits.
 TINY = {torch.float32: 1e-27, torch.float64: 1e-297}
-SMALL_K = 32  # below, a softmax inside the kernel beats a call to torch
-LEVELS_PER_CLASS = 8  # with more levels than this a class, sorting classes is cheaper than scanning levels
-CHUNK = 8  # groups looked at together before the walk: few, so that little is walked around each vertex
+# With more levels than this sorting classes is cheaper than scanning levels.
+LEVELS, LEVELS_PER_CLASS = 200, 3
+COPIES_UP_TO = 4  # levels a class up to which four sets of buckets pay
 PARALLEL_WORK = 1 << 17  # numbers in a call from which several threads pay
-HIGH_HALF = 1 if sys.byteorder == "little" else 0  # where an int64 seen as two float32 keeps its upper half
-MINUS_ZERO = -(1 << 31)  # -0.0 in float32, seen as an int32
 SORT_WORK = 1 << 16  # numbers sorted at once: bounds the extra memory
+EXP_WORK = 1 << 12  # numbers whose exponential is taken at once: they stay in the fastest cache
+FEW = 16  # blocks that are merged one by one
+SIFT = 2_500  # classes from which it pays to find out which of them to sort
+CLASSES_PER_BUCKET = 4  # in the mean
+MOST_BUCKETS = 1 << 16
+STRIDE = 4  # buckets from one point of the sieve's hull to the next
+LOWER_HALF = 0xFFFFFFFF  # of a key of 64 bits: the class
+UPPER_HALF = 1 if sys.byteorder == "little" else 0  # the possibility
+LAST_KEY = np.iinfo(np.int64).max
 
 
 def _jit(function: Callable[..., Any]) -> Any:
@@ -60,9 +82,9 @@ def _jit(function: Callable[..., Any]) -> Any:
         return numba.njit(**options)(function)
 
 
-# exp in float32: 2^n exp(r) with |r| <= log(2)/2, a polynomial for exp(r) and a table for 2^n. Free of branches
-# and calls, so that it runs in vector registers. Off by at most 0.8 units of rounding; 0 below e^-120 and for NaN.
-_FLOOR = np.float32(-120)
+# exp in float32: 2^n exp(r) with |r| <= log(2)/2, a polynomial for exp(r), and n added to the exponent. Free of
+# branches and calls, so that it runs in vector registers. Off by at most 0.8 units of rounding, never below 2^-126.
+_FLOOR = np.float32(-87)
 _LOG2_E, _LN_2_HIGH, _LN_2_LOW = (
     np.float32(1.4426950408889634),
     np.float32(0.693359375),
@@ -70,50 +92,56 @@ _LOG2_E, _LN_2_HIGH, _LN_2_LOW = (
 )
 _C7, _C6, _C5, _C4, _C3, _C2 = (np.float32(1 / math.factorial(n)) for n in range(7, 1, -1))
 _HALF, _ONE = np.float32(0.5), np.float32(1)
-_POWERS = np.ldexp(np.ones(176), np.arange(-175, 1)).astype(np.float32)
+_EXPONENT = np.int32(23)  # bits below the exponent of a float32
+_SIGN, _REST = np.int32(31), np.int32(0x7FFFFFFF)
+_INFINITY = np.int32(0x7F800000)  # seen as an int32
 
 
 @_jit
-def _exp_rows(z_NK: np.ndarray, e_NK: np.ndarray) -> None:
-    """Write exp(z - max of the row): all rows in one run, since rows of few classes don't fill a register."""
+def _exp_rows(z_NK: np.ndarray, e_NK: np.ndarray, finite_N: np.ndarray) -> None:
+    """Write exp(z - max of the row), and whether all of the row is finite, from float32.
+
+    Seen as an integer, with the order of negative numbers reversed, a float32 compares without a case for NaN.
+    """
     N, K = z_NK.shape
-    for n in range(N):
-        peak = z_NK[n, 0]
-        for k in range(1, K):
-            peak = max(peak, z_NK[n, k])
-        for k in range(K):
-            e_NK[n, k] = z_NK[n, k] - peak
-    e = e_NK.ravel()
-    if e.itemsize == 4:
+    bits_NK = z_NK.view(np.int32)
+    most_1 = np.empty(1, np.int32)
+    step = max(1, EXP_WORK // K)
+    for start in range(0, N, step):
+        end = min(start + step, N)
+        for n in range(start, end):
+            z_K, e_K, bits_K = z_NK[n], e_NK[n], bits_NK[n]
+            least, most = np.int32(_REST), np.int32(-_REST)
+            for k in range(K):
+                order = bits_K[k] ^ ((bits_K[k] >> _SIGN) & _REST)
+                least = min(least, order)
+                most = max(most, order)
+            finite_N[n] = least > -_INFINITY - 1 and most < _INFINITY
+            most_1[0] = most ^ ((most >> _SIGN) & _REST)
+            peak = most_1.view(np.float32)[0]
+            for k in range(K):
+                e_K[k] = z_K[k] - peak
+        # All rows in one run, since rows of few classes don't fill a register.
+        e = e_NK[start:end].ravel()
+        power = e.view(np.int32)
         for i in range(len(e)):
             x = e[i] if e[i] > _FLOOR else _FLOOR
             n = np.floor(x * _LOG2_E + _HALF)
             r = x - n * _LN_2_HIGH - n * _LN_2_LOW
             tail = ((((_C7 * r + _C6) * r + _C5) * r + _C4) * r + _C3) * r + _C2
-            e[i] = (tail * r * r + r + _ONE) * _POWERS[np.int64(n) + 175]
-    else:
-        for i in range(len(e)):
-            e[i] = math.exp(e[i])
+            e[i] = tail * r * r + r + _ONE
+            power[i] += np.int32(n) << _EXPONENT
 
 
 @_jit
-def _finite(z_K: np.ndarray, q_K: np.ndarray) -> bool:
-    """Tell whether all logits are finite; where q is positive they are."""
-    ordinary = 0
-    for k in range(len(q_K)):
-        ordinary += q_K[k] > 0
-    if ordinary < len(q_K):
-        for k in range(len(z_K)):
-            if not np.isfinite(z_K[k]):
-                return False
-    return True
-
-
-@_jit
-def _solve_log(z_K: np.ndarray, class_K: np.ndarray, pi_K: np.ndarray, gradient: bool, out_K: np.ndarray) -> float:
+def _solve_log(
+    z_K: np.ndarray, class_K: np.ndarray, pi_K: np.ndarray, gradient: bool, scale: float, out_K: np.ndarray
+) -> float:
     """Pool adjacent violators on logarithms; return the loss, write p or q - p to ``out_K``.
 
-    ``class_K`` lists the classes and ``pi_K`` the possibilities in ascending order.
+    ``class_K`` lists the classes and ``pi_K`` the possibilities in ascending order. A block keeps the largest of its
+    logits and the logarithm of its mass relative to that, for the sum of the two would lose digits where logits are
+    huge; from these alone comes p = t exp(z - log m).
     """
     K = len(z_K)
     peak = -np.inf
@@ -122,192 +150,137 @@ def _solve_log(z_K: np.ndarray, class_K: np.ndarray, pi_K: np.ndarray, gradient:
     total = 0.0
     for k in range(K):
         total += math.exp(z_K[k] - peak)
-    log_sum = peak + math.log(total)
-    start_B, log_m_B, last_B = np.empty(K), np.empty(K), np.empty(K, np.int64)
+    log_total = math.log(total)
+    start_B, peak_B, log_m_B, last_B = np.empty(K), np.empty(K), np.empty(K), np.empty(K, np.int64)
     blocks = 0
     reached = 0.0
     for i in range(K):
-        start, end, log_m = reached, pi_K[i], z_K[class_K[i]] - log_sum
+        start, end = reached, pi_K[i]
+        high, log_m = np.float64(z_K[class_K[i]]), 0.0
         reached = end
         while blocks > 0:
             rise, rise_below = end - start, start - start_B[blocks - 1]
             if rise > 0 and (
-                rise_below <= 0 or math.log(rise) - log_m > math.log(rise_below) - log_m_B[blocks - 1]
+                rise_below <= 0
+                or math.log(rise) - log_m - (math.log(rise_below) - log_m_B[blocks - 1]) > high - peak_B[blocks - 1]
             ):
                 break
             blocks -= 1
             start = start_B[blocks]
-            high, low = max(log_m, log_m_B[blocks]), min(log_m, log_m_B[blocks])
-            log_m = high + math.log1p(math.exp(low - high))
-        start_B[blocks], log_m_B[blocks], last_B[blocks] = start, log_m, i
+            low, log_low = peak_B[blocks], log_m_B[blocks]
+            if low > high:
+                high, log_m, low, log_low = low, log_low, high, log_m
+            log_m += math.log1p(math.exp(low - high + log_low - log_m))
+        start_B[blocks], peak_B[blocks], log_m_B[blocks], last_B[blocks] = start, high, log_m, i
         blocks += 1
     loss = 0.0
     i = 0
     for b in range(blocks):
         rise = (start_B[b + 1] if b < blocks - 1 else 1.0) - start_B[b]
-        log_r = -np.inf
-        if blocks == 1:
-            log_r = 0.0
-        elif rise > 0:
-            log_r = math.log(rise) - log_m_B[b]
-            loss += rise * log_r
+        if rise > 0 and blocks > 1:
+            loss += rise * (math.log(rise) - log_m_B[b] + log_total + (peak - peak_B[b]))
         while i <= last_B[b]:
             k = class_K[i]
-            p = math.exp(z_K[k] - log_sum + log_r)
-            out_K[k] = math.exp(z_K[k] - log_sum) - p if gradient else p
+            p = rise * math.exp(z_K[k] - peak_B[b] - log_m_B[b])
+            out_K[k] = scale * (math.exp(z_K[k] - peak - log_total) - p if gradient else p)
             i += 1
     return max(loss, 0.0)
 
 
 @_jit
-def _push(
-    rise_B: np.ndarray,
-    mass_B: np.ndarray,
-    last_B: np.ndarray,
-    blocks: int,
-    rise: float,
-    mass: float,
-    last: int,
-) -> int:
-    """Push a block on the stack, merging while its slope is not above the one before; return the new height.
+def _merge(top_B: np.ndarray, mass_B: np.ndarray, last_B: np.ndarray, blocks: int) -> int:
+    """Merge every block into the next one wherever the slope does not rise, all at once; return how many are left.
 
-    Slopes are compared by products, so that blocks without mass need no case of their own. A block without
-    rise stays apart from one with: its classes are impossible, and p must be 0 there exactly.
+    Slopes are compared by products, so that blocks without mass need no case of their own.
     """
-    while blocks > 0:
-        if rise > 0 and rise_B[blocks - 1] == 0:
+    kept = 0
+    pending = 0.0
+    floor, top, mass = 0.0, top_B[0], mass_B[0]
+    for b in range(1, blocks):
+        next_top, next_mass = top_B[b], mass_B[b]
+        pending += mass
+        top_B[kept], mass_B[kept], last_B[kept] = top, pending, last_B[b - 1]
+        rises = (next_top - top) * mass > (top - floor) * next_mass
+        kept += rises
+        pending = 0.0 if rises else pending
+        floor, top, mass = top, next_top, next_mass
+    top_B[kept], mass_B[kept], last_B[kept] = top, pending + mass, last_B[blocks - 1]
+    return kept + 1
+
+
+@_jit
+def _hull(top_B: np.ndarray, mass_B: np.ndarray, last_B: np.ndarray, blocks: int) -> int:
+    """Merge blocks until all slopes rise; return how many are left.
+
+    A block is known by the possibility at its end, its mass, and its last member.
+    """
+    while blocks > FEW:
+        before = blocks
+        blocks = _merge(top_B, mass_B, last_B, blocks)
+        if 4 * blocks > 3 * before:
             break
-        if rise * mass_B[blocks - 1] > rise_B[blocks - 1] * mass:
-            break
-        blocks -= 1
-        rise += rise_B[blocks]
-        mass += mass_B[blocks]
-    rise_B[blocks], mass_B[blocks], last_B[blocks] = rise, mass, last
-    return blocks + 1
+    height = 0
+    for b in range(blocks):
+        top, mass, last = top_B[b], mass_B[b], last_B[b]
+        while height > 0:
+            below, floor = top_B[height - 1], top_B[height - 2] if height > 1 else 0.0
+            if (top - below) * mass_B[height - 1] > (below - floor) * mass:
+                break
+            height -= 1
+            mass += mass_B[height]
+        top_B[height], mass_B[height], last_B[height] = top, mass, last
+        height += 1
+    return height
 
 
 @_jit
-def _coarse(groups: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the room that ``_walk`` needs for chunks."""
-    chunks = groups // CHUNK + 1
-    return np.empty(chunks), np.empty(chunks), np.empty(chunks), np.empty(chunks, np.int64)
+def _factors(
+    top_B: np.ndarray, mass_B: np.ndarray, blocks: int, impossible: float, gradient: bool, scale: float
+) -> tuple[float, float]:
+    """Turn the blocks' masses into p / e, or (q - p) / e, where q = e / total; return the loss, and this for pi = 0.
 
-
-@_jit
-def _walk(
-    pi_G: np.ndarray,
-    mass_G: np.ndarray,
-    G: int,
-    rise_B: np.ndarray,
-    mass_B: np.ndarray,
-    last_B: np.ndarray,
-    coarse: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-) -> int:
-    """Leave the blocks of the hull over the first G groups in the ``_B`` arrays; return how many there are.
-
-    Where there are many groups they are first taken in chunks. The hull over the ends of chunks, H, lies nowhere
-    below the true one. A vertex inside a chunk would lie on the true hull, so below H, which rises: a chunk whose
-    *first* possibility is not below H at the chunk's *end* holds no vertex, and its mass goes to the next group
-    that may be one. Sums start anew in each coarse block: compared with small ones, differences of large ones
-    would be noise.
+    ``impossible`` is the mass of the classes with pi = 0. One block and none of these means that q lies in Q_pi:
+    p = q and a loss of 0, exactly.
     """
-    blocks = 0
-    reached = 0.0
-    if G < 4 * CHUNK:
-        for g in range(G):
-            if mass_G[g] > 0 or g == G - 1:
-                blocks = _push(rise_B, mass_B, last_B, blocks, pi_G[g] - reached, mass_G[g], g)
-                reached = pi_G[g]
-        return blocks
-    sum_C, rise_C, mass_C, last_C = coarse
-    chunks = (G + CHUNK - 1) // CHUNK
-    arcs = 0
-    for c in range(chunks):
-        end = min((c + 1) * CHUNK, G)
-        a, b = 0.0, 0.0
-        for g in range(c * CHUNK, end - 1, 2):
-            a += mass_G[g]
-            b += mass_G[g + 1]
-        if (end - c * CHUNK) % 2:
-            a += mass_G[end - 1]
-        sum_C[c] = a + b
-        arcs = _push(rise_C, mass_C, last_C, arcs, pi_G[end - 1] - reached, a + b, c)
-        reached = pi_G[end - 1]
-    c = 0
-    reached = 0.0
-    pending = 0.0  # mass of the groups passed over
-    for arc in range(arcs):
-        base = pi_G[c * CHUNK - 1] if c > 0 else 0.0
-        run = 0.0
-        while c <= last_C[arc]:
-            start, end = c * CHUNK, min((c + 1) * CHUNK, G)
-            run += sum_C[c]
-            if c < last_C[arc] and (pi_G[start] - base) * mass_C[arc] >= rise_C[arc] * run:
-                pending += sum_C[c]
-            else:
-                for g in range(start, end):
-                    pending += mass_G[g]
-                    if pending > 0 or g == G - 1:
-                        blocks = _push(rise_B, mass_B, last_B, blocks, pi_G[g] - reached, pending, g)
-                        reached = pi_G[g]
-                        pending = 0.0
-            c += 1
-    return blocks
-
-
-@_jit
-def _factors(rise_B: np.ndarray, mass_B: np.ndarray, blocks: int, gradient: bool) -> float:
-    """Turn the blocks' masses into p / e, or (q - p) / e, where q = e / total; return the loss.
-
-    One block means q lies in Q_pi: p = q and a loss of 0, exactly.
-    """
-    total = 0.0
+    total = impossible
     for b in range(blocks):
         total += mass_B[b]
-    if blocks == 1:
-        mass_B[0] = 0.0 if gradient else 1.0 / total
-        return 0.0
+    if blocks == 1 and impossible == 0:
+        mass_B[0] = 0.0 if gradient else scale / total
+        return 0.0, 0.0
     loss = 0.0
+    floor = 0.0
     for b in range(blocks):
-        factor = 0.0
-        if rise_B[b] > 0:
-            factor = rise_B[b] / mass_B[b]
-            loss += rise_B[b] * math.log(factor * total)
-        mass_B[b] = 1.0 / total - factor if gradient else factor
-    return max(loss, 0.0)
+        rise = top_B[b] - floor
+        floor = top_B[b]
+        factor = rise / mass_B[b]
+        loss += rise * math.log(factor * total)
+        mass_B[b] = scale * (1.0 / total - factor if gradient else factor)
+    return max(loss, 0.0), scale / total if gradient else 0.0
 
 
 @_jit
 def _levels_rows(
     z_NK: np.ndarray,
+    good_N: np.ndarray,
     counts_NK: np.ndarray,
     top_N: np.ndarray,
     size: int,
     proportional: bool,
     gradient: bool,
+    scale: float,
     tiny: float,
-    ready: bool,
     out_NK: np.ndarray,
     loss_N: np.ndarray,
-    bad_N: np.ndarray,
 ) -> None:
-    """Solve rows of quantised pi. ``out_NK`` holds softmax(z) where ``ready``; it is overwritten."""
+    """Solve rows of quantised pi. ``out_NK`` holds exp(z) up to a factor; it is overwritten."""
     N, K = z_NK.shape
-    if not ready:
-        _exp_rows(z_NK, out_NK)
     has_top = len(top_N) > 0
-    copies = 4 if size + 3 <= K else 1
-    mass_CB = np.zeros((4, size + 3))
-    factor_B = np.zeros(size + 3, out_NK.dtype)
-    pi_B, rise_B, mass_B, last_B = (
-        np.empty(size + 3),
-        np.empty(size + 3),
-        np.empty(size + 3),
-        np.empty(size + 3, np.int64),
-    )
-    coarse = _coarse(size + 3)
+    copies = 4 if size + 3 <= COPIES_UP_TO * K else 1
+    mass_CJ, factor_J = np.zeros((4, size + 3)), np.zeros(size + 3, out_NK.dtype)
+    top_B, mass_B, last_B = np.empty(size + 4), np.empty(size + 4), np.empty(size + 4, np.int64)
     for n in range(N):
-        z_K, q_K, count_K = z_NK[n], out_NK[n], counts_NK[n]
+        e_K, count_K = out_NK[n], counts_NK[n]
         loss_N[n] = np.nan
         least, most = count_K[0], count_K[0]
         for k in range(1, K):
@@ -315,42 +288,50 @@ def _levels_rows(
             most = max(most, count_K[k])
         top = top_N[n] if has_top else -1
         possible = 0 <= top < K if has_top else most >= 0
-        bad_N[n] = least < -1 or most > size or not possible or not _finite(z_K, q_K)
-        if bad_N[n]:
-            q_K[:] = np.nan
+        good_N[n] &= least >= -1 and most <= size and possible
+        if not good_N[n]:
+            e_K[:] = np.nan
             continue
 
         # First pass: one bucket a level. The top class stands aside.
-        high = most + 1
-        q_top = q_K[0]
+        low, high = least + 1, most + 1
+        e_top = e_K[0]
         if has_top:
-            q_top = q_K[top]
-            q_K[top] = 0
-        for c in range(copies):
-            for j in range(high + 1):
-                mass_CB[c, j] = 0
+            e_top = e_K[top]
+            e_K[top] = 0
         if copies == 4:
             whole = K // 4 * 4
             for k in range(0, whole, 4):
-                mass_CB[0, count_K[k] + 1] += q_K[k]
-                mass_CB[1, count_K[k + 1] + 1] += q_K[k + 1]
-                mass_CB[2, count_K[k + 2] + 1] += q_K[k + 2]
-                mass_CB[3, count_K[k + 3] + 1] += q_K[k + 3]
+                mass_CJ[0, count_K[k] + 1] += e_K[k]
+                mass_CJ[1, count_K[k + 1] + 1] += e_K[k + 1]
+                mass_CJ[2, count_K[k + 2] + 1] += e_K[k + 2]
+                mass_CJ[3, count_K[k + 3] + 1] += e_K[k + 3]
             for k in range(whole, K):
-                mass_CB[0, count_K[k] + 1] += q_K[k]
-            for j in range(high + 1):
-                mass_CB[0, j] = (mass_CB[0, j] + mass_CB[1, j]) + (mass_CB[2, j] + mass_CB[3, j])
+                mass_CJ[0, count_K[k] + 1] += e_K[k]
+            for j in range(low, high + 1):
+                mass_CJ[0, j] = (mass_CJ[0, j] + mass_CJ[1, j]) + (mass_CJ[2, j] + mass_CJ[3, j])
+                mass_CJ[1, j] = 0
+                mass_CJ[2, j] = 0
+                mass_CJ[3, j] = 0
         else:
             for k in range(K):
-                mass_CB[0, count_K[k] + 1] += q_K[k]
+                mass_CJ[0, count_K[k] + 1] += e_K[k]
 
-        # The walk over levels, and over the top class behind them where there is one.
+        # The hull over the levels that have mass, and over the top class behind them where there is one.
+        impossible = mass_CJ[0, 0]
+        mass_CJ[0, 0] = 0
         unit = high if proportional else size + 1
-        for j in range(high + 1):
-            pi_B[j] = j / unit
-        one = high + has_top
-        pi_B[one], mass_CB[0, one] = 1.0, q_top if has_top else mass_CB[0, high]
-        blocks = _walk(pi_B, mass_CB[0], one + 1, rise_B, mass_B, last_B, coarse)
+        blocks = 0
+        for j in range(max(low, 1), high + 1):
+            mass = mass_CJ[0, j]
+            mass_CJ[0, j] = 0
+            top_B[blocks], mass_B[blocks], last_B[blocks] = j / unit, mass, j
+            blocks += mass > 0 or (j == high and not has_top)
+        if has_top:
+            top_B[blocks], mass_B[blocks], last_B[blocks] = 1.0, e_top, high
+            blocks += 1
+        top_B[blocks - 1] = 1.0
+        blocks = _hull(top_B, mass_B, last_B, blocks)
         if mass_B[blocks - 1] < tiny:
             pi_K = (count_K + 1) / unit
             if has_top:
@@ -358,107 +339,344 @@ def _levels_rows(
             elif not proportional:
                 pi_K[count_K == most] = 1.0
             class_K = np.argsort(pi_K)
-            loss_N[n] = _solve_log(z_K, class_K, pi_K[class_K], gradient, q_K)
+            loss_N[n] = _solve_log(z_NK[n], class_K, pi_K[class_K], gradient, scale, e_K)
             continue
 
         # Second pass: p = q r.
-        loss_N[n] = _factors(rise_B, mass_B, blocks, gradient)
-        j = 0
+        loss_N[n], factor_J[0] = _factors(top_B, mass_B, blocks, impossible, gradient, scale)
+        first = max(low, 1)
         for b in range(blocks):
-            while j <= last_B[b]:
-                factor_B[j] = mass_B[b]
-                j += 1
+            for j in range(first, last_B[b] + 1):
+                factor_J[j] = mass_B[b]
+            first = last_B[b] + 1
         for k in range(K):
-            q_K[k] *= factor_B[count_K[k] + 1]
+            e_K[k] *= factor_J[count_K[k] + 1]
         if has_top:
-            q_K[top] = q_top * factor_B[one]
+            e_K[top] = e_top * mass_B[blocks - 1]
 
 
 @_jit
-def _keys(pi_NK: np.ndarray, key_NK: np.ndarray) -> None:
-    """Pack float32 possibilities and class indices into integers that sort as the possibilities do."""
+def _check(pi_NK: np.ndarray, slack: float, good_N: np.ndarray) -> None:
+    """Clear the mark of the rows that are no possibility distributions."""
     N, K = pi_NK.shape
-    bits_NK = pi_NK.view(np.int32)
+    least, most, one = pi_NK.dtype.type(0), pi_NK.dtype.type(1 + slack), pi_NK.dtype.type(1 - slack)
     for n in range(N):
+        pi_K = pi_NK[n]
+        inside, ones = 0, 0
         for k in range(K):
-            bits = bits_NK[n, k] if bits_NK[n, k] != MINUS_ZERO else 0  # as it would hide what is below 0
-            key_NK[n, k] = (np.int64(bits) << 32) | np.int64(k)
+            inside += (pi_K[k] >= least) & (pi_K[k] <= most)
+            ones += pi_K[k] >= one
+        good_N[n] &= inside == K and ones > 0
+
+
+@_jit
+def _keys(pi_NK: np.ndarray, bits: int, key_NK: np.ndarray) -> None:
+    """Pack possibilities, rounded to a grid of 2^(32 - bits) steps, and class indices of so many bits."""
+    N, K = pi_NK.shape
+    scale = np.float32(2.0 ** min(32 - bits, 24) * (1 - 2.0**-16))
+    shift = np.uint32(bits)
+    for n in range(N):
+        pi_K, key_K = pi_NK[n], key_NK[n]
+        for k in range(K):
+            key_K[k] = np.uint32(np.uint32(np.int32(np.sqrt(pi_K[k]) * scale)) << shift) | np.uint32(k)
+
+
+@_jit
+def _nearest(key_K: np.ndarray) -> np.uint32:
+    """Return a number below 2^b where two neighbours differ in their last b bits alone."""
+    least = np.uint32(0xFFFFFFFF)
+    for i in range(1, len(key_K)):
+        least = min(least, np.uint32(key_K[i] ^ key_K[i - 1]))
+    return least
+
+
+@_jit
+def _settle(pi_NK: np.ndarray, good_N: np.ndarray, bits: int, key_NK: np.ndarray) -> None:
+    """Bring sorted keys that share a step of the grid into the order of their possibilities."""
+    N, K = pi_NK.shape
+    step, mask = np.uint32(1 << bits), np.uint32((1 << bits) - 1)
+    for n in range(N):
+        key_K, pi_K = key_NK[n], pi_NK[n]
+        if _nearest(key_K) >= step or not good_N[n]:
+            continue
+        end = 1
+        while end < K:
+            while end < K and np.uint32(key_K[end] ^ key_K[end - 1]) >= step:
+                end += 1
+            first = end - 1
+            while end < K and np.uint32(key_K[end] ^ key_K[first]) < step:
+                end += 1
+            falls = 0
+            for i in range(first + 1, end):
+                falls += pi_K[key_K[i] & mask] < pi_K[key_K[i - 1] & mask]
+            if falls == 0:
+                continue
+            if end - first > FEW:
+                run_C = key_K[first:end].copy()
+                degree_C = np.empty(len(run_C), pi_K.dtype)
+                for i in range(len(run_C)):
+                    degree_C[i] = pi_K[run_C[i] & mask]
+                key_K[first:end] = run_C[np.argsort(degree_C)]
+            else:
+                for i in range(first + 1, end):
+                    key = key_K[i]
+                    degree = pi_K[key & mask]
+                    while i > first and pi_K[key_K[i - 1] & mask] > degree:
+                        key_K[i] = key_K[i - 1]
+                        i -= 1
+                    key_K[i] = key
+
+
+@_jit
+def _sift(
+    pi_NK: np.ndarray,
+    e_NK: np.ndarray,
+    good_N: np.ndarray,
+    key_NK: np.ndarray,
+    width_N: np.ndarray,
+    bucket_NK: np.ndarray,
+    carry_NJ: np.ndarray,
+) -> int:
+    """Write the keys of the classes that may be a vertex, the rest as large numbers; return how many there are at most.
+
+    ``bucket_NK`` gets each class's place on the grid, ``carry_NJ`` the mass left out between a bucket with such
+    classes and the one before. A row that is no possibility distribution gets none.
+    """
+    N, K = pi_NK.shape
+    J = carry_NJ.shape[1] - 1
+    bits_NK = pi_NK.view(np.int32)
+    scale = np.float32(J)
+    mass_J, x_J, open_J = np.empty(J + 1), np.empty(J + 1), np.empty(J + 1, np.uint8)
+    edge_J = (np.arange(J + 2) / J) ** 2  # bucket j holds possibilities from edge j to edge j + 1
+    low_J = edge_J * (1 - 4e-6)
+    room = J // STRIDE + 2
+    top_B, mass_B, last_B = np.empty(room), np.empty(room), np.empty(room, np.int64)
+    widest = 0
+    for n in range(N):
+        pi_K, e_K, bits_K, key_K = pi_NK[n], e_NK[n], bits_NK[n], key_NK[n]
+        bucket_K, carry_J = bucket_NK[n], carry_NJ[n]
+        width_N[n] = 0
+        if not good_N[n]:
+            continue
+
+        # As if pi had few levels.
+        for k in range(K):
+            bucket_K[k] = np.int32(np.sqrt(pi_K[k]) * scale)
+        highest = bucket_K[0]
+        for k in range(K):
+            highest = max(highest, bucket_K[k])
+        mass_J[:] = 0
+        for k in range(K):
+            mass_J[bucket_K[k]] += e_K[k]
+        total = 0.0
+        for j in range(J + 1):
+            total += mass_J[j]
+            x_J[j] = total
+
+        # A hull nowhere below the true one, and the buckets that may lie below it.
+        blocks = 0
+        x = 0.0
+        for j in range(STRIDE - 1, J, STRIDE):
+            top_B[blocks], mass_B[blocks], last_B[blocks] = edge_J[j + 1], x_J[j] - x, j
+            x = x_J[j]
+            blocks += 1
+        top_B[blocks], mass_B[blocks], last_B[blocks] = 1.0, x_J[J] - x, J
+        blocks = _hull(top_B, mass_B, last_B, blocks + 1)
+        slip = 1e-10 * total
+        first, x, floor = 0, 0.0, 0.0
+        for b in range(blocks):
+            last = last_B[b]
+            run = x_J[last] - x
+            slope = (top_B[b] - floor) / run if run > slip else np.inf
+            base = floor - slope * (x - slip) if run > slip else np.inf
+            for j in range(first, last + 1):
+                open_J[j] = (low_J[j] - base <= slope * x_J[j]) & (mass_J[j] > 0)
+            first, x, floor = last + 1, x_J[last], top_B[b]
+        open_J[highest] = 1
+
+        width = 0
+        for k in range(K):
+            key_K[width] = (np.int64(bits_K[k]) << 32) | np.int64(k)
+            width += int(open_J[bucket_K[k]])
+        width_N[n] = width
+        widest = max(widest, width)
+        pending = 0.0
+        for j in range(J + 1):
+            carry_J[j] = pending
+            pending += mass_J[j]
+            pending = 0.0 if open_J[j] else pending
+    for n in range(N):
+        key_NK[n, width_N[n] : widest] = LAST_KEY
+    return widest
+
+
+@_jit
+def _gather(
+    pi_K: np.ndarray,
+    e_K: np.ndarray,
+    key_C: np.ndarray,
+    mask: int,
+    e_C: np.ndarray,
+    top_B: np.ndarray,
+    mass_B: np.ndarray,
+    last_B: np.ndarray,
+) -> int:
+    """Take the masses in sorted order and merge for the first time, in one go; return how many blocks there are."""
+    kept = 0
+    pending = 0.0
+    k = key_C[0] & mask
+    e_C[0] = e_K[k]
+    floor, top, mass = 0.0, float(pi_K[k]), float(e_C[0])
+    for i in range(1, len(e_C)):
+        k = key_C[i] & mask
+        e = e_K[k]
+        e_C[i] = e
+        next_top, next_mass = float(pi_K[k]), float(e)
+        next_top = next_top if next_top < 1 else 1.0
+        pending += mass
+        top_B[kept], mass_B[kept], last_B[kept] = top, pending, i - 1
+        rises = (next_top - top) * mass > (top - floor) * next_mass
+        kept += rises
+        pending = 0.0 if rises else pending
+        floor, top, mass = top, next_top, next_mass
+    top_B[kept], mass_B[kept], last_B[kept] = 1.0, pending + mass, len(e_C) - 1
+    return kept + 1
+
+
+@_jit
+def _gather_sifted(
+    pair_C: np.ndarray,
+    e_K: np.ndarray,
+    key_C: np.ndarray,
+    carry_J: np.ndarray,
+    e_C: np.ndarray,
+    top_B: np.ndarray,
+    mass_B: np.ndarray,
+    last_B: np.ndarray,
+) -> int:
+    """Take the masses in sorted order, and before the first class of a bucket what was left out in front of it.
+
+    ``pair_C`` are the keys as pairs of float32: the upper half of each is the possibility.
+    """
+    scale = np.float32(len(carry_J) - 1)
+    before = np.uint32(0)
+    for i in range(len(e_C)):
+        degree = pair_C[2 * i + UPPER_HALF]
+        bucket = np.uint32(np.int32(np.sqrt(degree) * scale))
+        e_C[i] = e_K[key_C[i] & LOWER_HALF]
+        top_B[i], last_B[i] = float(degree) if degree < 1 else 1.0, i
+        mass_B[i] = e_C[i] + carry_J[bucket] * (bucket > before)  # no branch, it could not be foreseen
+        before = bucket
+    top_B[len(e_C) - 1] = 1.0
+    return len(e_C)
 
 
 @_jit
 def _sorted_rows(
     z_NK: np.ndarray,
-    sorted_NK: np.ndarray,
+    pi_NK: np.ndarray,
+    good_N: np.ndarray,
     key_NK: np.ndarray,
+    mask: int,
+    width_N: np.ndarray,
+    bucket_NK: np.ndarray,
+    carry_NJ: np.ndarray,
     gradient: bool,
+    scale: float,
     tiny: float,
-    slack: float,
-    ready: bool,
     out_NK: np.ndarray,
     loss_N: np.ndarray,
-    bad_N: np.ndarray,
 ) -> None:
-    """Solve rows of real-valued pi, given in ascending order; the low halves of ``key_NK`` name the classes."""
+    """Solve rows of real-valued pi. ``out_NK`` holds exp(z) up to a factor; it is overwritten.
+
+    ``key_NK`` & mask are the classes in ascending order of their possibilities; where buckets are given only
+    some classes are there, ``width_N`` of them.
+    """
     N, K = z_NK.shape
-    if not ready:
-        _exp_rows(z_NK, out_NK)
-    pi_K, q_K, class_K = np.empty(K), np.empty(K), np.empty(K, np.int64)
-    rise_B, mass_B, last_B = np.empty(K), np.empty(K), np.empty(K, np.int64)
-    coarse = _coarse(K)
+    sifted = len(bucket_NK) > 0
+    room_C, factor_J = np.empty(K, out_NK.dtype), np.empty(carry_NJ.shape[1], out_NK.dtype)
+    top_B, mass_B, last_B = np.empty(K), np.empty(K), np.empty(K, np.int64)
     for n in range(N):
-        z_K, out_K = z_NK[n], out_NK[n]
-        loss_N[n] = np.nan
-        for i in range(K):
-            class_K[i] = key_NK[n, i] & 0xFFFFFFFF
-            q_K[i] = out_K[class_K[i]]
-            pi_K[i] = sorted_NK[n, i]
-        # Sorting has put what is below 0, above 1 or NaN at one of the ends.
-        normal = pi_K[0] >= 0 and 1 - slack <= pi_K[K - 1] <= 1 + slack
-        bad_N[n] = not normal or not _finite(z_K, q_K)
-        if bad_N[n]:
-            out_K[:] = np.nan
+        e_K, pi_K, key_C = out_NK[n], pi_NK[n], key_NK[n, : width_N[n] if sifted else K]
+        if not good_N[n]:
+            loss_N[n] = np.nan
+            e_K[:] = np.nan
             continue
-        pi_K[K - 1] = 1.0
-        i = K - 2
-        while i >= 0 and pi_K[i] > 1:
-            pi_K[i] = 1.0
-            i -= 1
-        blocks = _walk(pi_K, q_K, K, rise_B, mass_B, last_B, coarse)
+
+        # What is impossible comes first and has no part in the hull.
+        impossible = 0.0
+        zeros = 0
+        while pi_K[key_C[zeros] & mask] == 0:
+            room_C[zeros] = e_K[key_C[zeros] & mask]
+            impossible += room_C[zeros]
+            zeros += 1
+        zero_C, key_C, e_C = key_C[:zeros], key_C[zeros:], room_C[zeros : len(key_C)]
+        if sifted:
+            pair_C = key_C.view(np.float32)
+            blocks = _gather_sifted(pair_C, e_K, key_C, carry_NJ[n], e_C, top_B, mass_B, last_B)
+        else:
+            blocks = _gather(pi_K, e_K, key_C, mask, e_C, top_B, mass_B, last_B)
+        blocks = _hull(top_B, mass_B, last_B, blocks)
         if mass_B[blocks - 1] < tiny:
-            loss_N[n] = _solve_log(z_K, class_K, pi_K, gradient, out_K)
+            class_K = np.argsort(pi_K)
+            degree_K = np.minimum(pi_K[class_K], 1.0)
+            degree_K[K - 1] = 1.0
+            loss_N[n] = _solve_log(z_NK[n], class_K, degree_K, gradient, scale, e_K)
             continue
-        loss_N[n] = _factors(rise_B, mass_B, blocks, gradient)
-        i = 0
+
+        loss_N[n], factor = _factors(top_B, mass_B, blocks, impossible, gradient, scale)
+        if sifted:
+            # A bucket that was left out belongs to the next class that was not.
+            bucket_K = bucket_NK[n]
+            first = 0
+            for b in range(blocks):
+                last = np.int64(bucket_K[key_C[last_B[b]] & mask])
+                factor_J[first : last + 1] = mass_B[b]
+                first = last + 1
+            for k in range(K):
+                e_K[k] *= factor_J[bucket_K[k]]
+        for i in range(zeros):
+            e_K[zero_C[i] & mask] = room_C[i] * factor
+        start = np.uint64(0)
         for b in range(blocks):
-            while i <= last_B[b]:
-                out_K[class_K[i]] = q_K[i] * mass_B[b]
-                i += 1
+            factor = mass_B[b]
+            stop = np.uint64(last_B[b]) + np.uint64(1)
+            for i in range(start, stop):
+                e_K[key_C[i] & mask] = e_C[i] * factor
+            start = stop
 
 
-def solve(logits_NK: Tensor, pi_NK: Tensor, gradient: bool, validate: bool) -> tuple[Tensor, Tensor]:
-    """Solve for real-valued pi: sort classes a few rows at a time, then walk."""
-    ready, out_NK = _softmax(logits_NK)
-    N, K = logits_NK.shape
-    loss_N, bad_N = torch.empty(N, dtype=logits_NK.dtype), np.empty(N, np.bool_)
-    z, pi, out, loss = logits_NK.numpy(), pi_NK.numpy(), out_NK.numpy(), loss_N.numpy()
-    tiny, slack = TINY[logits_NK.dtype], faults.SLACK * torch.finfo(pi_NK.dtype).eps
-    step = max(1, SORT_WORK // K)
+@_jit
+def _degrees(counts_NK: np.ndarray, top_N: np.ndarray, size: int, proportional: bool, pi_NK: np.ndarray) -> None:
+    """Write the possibilities that quantised ones stand for, NaN in rows where they stand for none."""
+    N, K = counts_NK.shape
+    for n in range(N):
+        count_K, pi_K = counts_NK[n], pi_NK[n]
+        least, most = count_K[0], count_K[0]
+        for k in range(1, K):
+            least = min(least, count_K[k])
+            most = max(most, count_K[k])
+        top = top_N[n] if len(top_N) > 0 else -1
+        possible = 0 <= top < K if len(top_N) > 0 else most >= 0
+        if least < -1 or most > size or not possible:
+            pi_K[:] = np.nan
+            continue
+        unit = float(most + 1 if proportional else size + 1)
+        for k in range(K):
+            pi_K[k] = (count_K[k] + 1) / unit
+        if len(top_N) > 0:
+            pi_K[top] = 1
+        elif not proportional:
+            for k in range(K):
+                pi_K[k] = 1 if count_K[k] == most else pi_K[k]
 
-    def work(first: int, end: int) -> None:
-        for start in range(first, end, step):
-            rows = slice(start, min(start + step, end))
-            if pi.dtype == np.float32:
-                key = np.empty((rows.stop - rows.start, K), np.int64)
-                _keys(pi[rows], key)
-                key.sort(-1)
-                ascending = key.view(np.float32)[:, HIGH_HALF::2]
-            else:
-                key = pi[rows].argsort(-1)
-                ascending = np.take_along_axis(pi[rows], key, -1)
-            _sorted_rows(z[rows], ascending, key, gradient, tiny, slack, ready, out[rows], loss[rows], bad_N[rows])
 
-    _spread(work, N, K)
-    if validate and bad_N.any():
+def solve(
+    logits_NK: Tensor, pi_NK: Tensor, gradient: bool, validate: bool, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Solve for real-valued pi."""
+    loss_N, out_NK, good_N = _solve(logits_NK, pi_NK.numpy(), gradient, scale)
+    if validate and not good_N.all():
         faults.refuse(faults.real_faults(logits_NK, pi_NK))
     return loss_N, out_NK
 
@@ -471,38 +689,108 @@ def solve_levels(
     proportional: bool,
     gradient: bool,
     validate: bool,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Solve for quantised pi: in O(K + L) by buckets, or by sorting where levels far outnumber classes."""
     N, K = logits_NK.shape
-    if size + 3 > LEVELS_PER_CLASS * K:
-        if validate:
-            faults.refuse(faults.count_faults(counts_NK, top_N, size))
-        levels = Levels(counts_NK, size, "proportional" if proportional else "top", top_N)
-        return solve(logits_NK, levels.dense(logits_NK.dtype, validate=False), gradient, validate)
-    ready, out_NK = _softmax(logits_NK)
-    loss_N, bad_N = torch.empty(N, dtype=logits_NK.dtype), np.empty(N, np.bool_)
-    z, counts, out, loss = logits_NK.numpy(), counts_NK.numpy(), out_NK.numpy(), loss_N.numpy()
+    counts = counts_NK.numpy()
     top = np.empty(0, np.int64) if top_N is None else top_N.long().contiguous().numpy()
-    tiny = TINY[logits_NK.dtype]
+    if size > LEVELS + LEVELS_PER_CLASS * K:
+        pi = np.empty((N, K), logits_NK.numpy().dtype)
+        _degrees(counts, top, size, proportional, pi)
+        loss_N, out_NK, good_N = _solve(logits_NK, pi, gradient, scale)
+    else:
+        loss_N, out_NK, good_N = (
+            torch.empty(N, dtype=logits_NK.dtype),
+            torch.empty_like(logits_NK),
+            np.empty(N, np.bool_),
+        )
+        z, out, loss = logits_NK.numpy(), out_NK.numpy(), loss_N.numpy()
+        tiny = TINY[logits_NK.dtype]
 
-    def work(first: int, end: int) -> None:
-        rows = slice(first, end)
-        _levels_rows(
-            z[rows], counts[rows], top[rows], size, proportional, gradient, tiny, ready,
-            out[rows], loss[rows], bad_N[rows],
-        )  # fmt: skip
+        def work(first: int, end: int) -> None:
+            rows = slice(first, end)
+            _exponentials(z[rows], out[rows], good_N[rows])
+            _levels_rows(
+                z[rows], good_N[rows], counts[rows], top[rows], size, proportional, gradient, scale, tiny,
+                out[rows], loss[rows],
+            )  # fmt: skip
 
-    _spread(work, N, K)
-    if validate and bad_N.any():
+        _spread(work, N, K)
+    if validate and not good_N.all():
         faults.refuse(faults.level_faults(logits_NK, counts_NK, top_N, size))
     return loss_N, out_NK
 
 
-def _softmax(logits_NK: Tensor) -> tuple[bool, Tensor]:
-    """Return softmax(logits) and True, or room for it and False where the kernel does it faster."""
-    if logits_NK.shape[-1] <= SMALL_K:
-        return False, torch.empty_like(logits_NK)
-    return True, logits_NK.softmax(-1)
+def _solve(logits_NK: Tensor, pi_NK: np.ndarray, gradient: bool, scale: float) -> tuple[Tensor, Tensor, np.ndarray]:
+    """Sort classes, or those that matter, a few rows at a time; return what ``solve`` does, and which rows are bad."""
+    N, K = logits_NK.shape
+    loss_N, out_NK, good_N = (
+        torch.empty(N, dtype=logits_NK.dtype),
+        torch.empty_like(logits_NK),
+        np.empty(N, np.bool_),
+    )
+    z, out, loss = logits_NK.numpy(), out_NK.numpy(), loss_N.numpy()
+    tiny, slack = TINY[logits_NK.dtype], faults.SLACK * np.finfo(pi_NK.dtype).eps
+    packed = pi_NK.dtype == np.float32
+    bits = (K - 1).bit_length()
+    buckets = min(K // CLASSES_PER_BUCKET, MOST_BUCKETS) + 1 if packed and K >= SIFT else 0
+    step = max(1, SORT_WORK // K)
+
+    def work(first: int, end: int) -> None:
+        for start in range(first, end, step):
+            rows = slice(start, min(start + step, end))
+            n = rows.stop - start
+            pi, good = pi_NK[rows], good_N[rows]
+            _exponentials(z[rows], out[rows], good)
+            _check(pi, slack, good)
+            place = n if buckets else 0
+            width_N, bucket_NK, carry_NJ = (
+                np.empty(place, np.int64),
+                np.empty((place, K), np.uint32),
+                np.empty((place, buckets)),
+            )
+            if buckets:
+                key, mask = np.empty((n, K), np.int64), LOWER_HALF
+                widest = _sift(pi, out[rows], good, key, width_N, bucket_NK, carry_NJ)
+                key[:, :widest].sort(-1)
+            elif packed:
+                key, mask = np.empty((n, K), np.uint32), (1 << bits) - 1
+                _keys(pi, bits, key)
+                key.sort(-1)
+                _settle(pi, good, bits, key)
+            else:
+                key, mask = pi.argsort(-1), LOWER_HALF
+            _sorted_rows(
+                z[rows],
+                pi,
+                good,
+                key,
+                key.dtype.type(mask),
+                width_N,
+                bucket_NK,
+                carry_NJ,
+                gradient,
+                scale,
+                tiny,
+                out[rows],
+                loss[rows],
+            )
+
+    _spread(work, N, K)
+    return loss_N, out_NK, good_N
+
+
+def _exponentials(z: np.ndarray, out: np.ndarray, finite: np.ndarray) -> None:
+    """Write exp(z - max of the row), and which rows are finite."""
+    if z.dtype == np.float32:
+        _exp_rows(z, out, finite)
+        return
+    with np.errstate(all="ignore"):
+        np.subtract(z, z.max(-1, keepdims=True), out=out)
+        np.exp(out, out=out)
+        np.maximum(out, np.finfo(out.dtype).tiny, out=out)
+    np.isfinite(z).all(-1, out=finite)
 
 
 def _spread(work: Callable[[int, int], None], rows: int, classes: int) -> None:

@@ -59,11 +59,13 @@ def hull(log_mass_NB: Tensor, pi_NB: Tensor) -> Tensor:
             return log_r_NB
 
 
-def solve(logits_NK: Tensor, pi_NK: Tensor, gradient: bool, validate: bool) -> tuple[Tensor, Tensor]:
+def solve(
+    logits_NK: Tensor, pi_NK: Tensor, gradient: bool, validate: bool, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Solve for real-valued pi: sort the classes, wrap the hull, put the ratios back in place."""
     if validate:
         faults.refuse(faults.real_faults(logits_NK, pi_NK))
-    return _by_rows(logits_NK, lambda rows: _solve_rows(logits_NK[rows], pi_NK[rows], gradient))
+    return _by_rows(logits_NK, lambda rows: _solve_rows(logits_NK[rows], pi_NK[rows], gradient), scale)
 
 
 def solve_levels(
@@ -74,6 +76,7 @@ def solve_levels(
     proportional: bool,
     gradient: bool,
     validate: bool,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Solve for quantised pi without sorting classes, or by sorting where levels far outnumber classes."""
     if validate:
@@ -88,7 +91,7 @@ def solve_levels(
             return _solve_rows(logits_NK[rows], pi.dense(widest(pi.device), validate=False), gradient)
         return _solve_level_rows(logits_NK[rows], pi, gradient)
 
-    return _by_rows(logits_NK, work)
+    return _by_rows(logits_NK, work, scale)
 
 
 def _solve_rows(logits_NK: Tensor, pi_NK: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
@@ -130,15 +133,17 @@ def _solve_level_rows(logits_NK: Tensor, pi: Levels, gradient: bool) -> tuple[Te
     return _spread(log_q_NK, log_r_NK, gradient, logits_NK.dtype)
 
 
-def _by_rows(logits_NK: Tensor, work: Callable[[slice], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Call ``work`` on so many rows at a time, and put together what it returns."""
+def _by_rows(
+    logits_NK: Tensor, work: Callable[[slice], tuple[Tensor, Tensor]], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Call ``work`` on so many rows at a time, and put together what it returns, the second times ``scale``."""
     N, K = logits_NK.shape
     step = max(1, (CPU_WORK if logits_NK.device.type == "cpu" else DEVICE_WORK) // K)
     loss_N, out_NK = logits_NK.new_empty(N), torch.empty_like(logits_NK)
     for start in range(0, N, step):
         rows = slice(start, start + step)
         loss_N[rows], out_NK[rows] = work(rows)
-    return loss_N, out_NK
+    return loss_N, out_NK if scale == 1 else out_NK.mul_(scale)
 
 
 def _log_softmax(logits_NK: Tensor) -> Tensor:

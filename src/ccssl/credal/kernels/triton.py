@@ -351,7 +351,9 @@ def _spread_row(
     tl.store(out + row + k, result, inside)
 
 
-def solve(logits_NK: Tensor, pi_NK: Tensor, gradient: bool, validate: bool) -> tuple[Tensor, Tensor]:
+def solve(
+    logits_NK: Tensor, pi_NK: Tensor, gradient: bool, validate: bool, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Solve for real-valued pi: sort the classes, then wrap the hull, of the whole row or chunk by chunk."""
     if validate:
         faults.refuse(faults.real_faults(logits_NK, pi_NK))
@@ -360,7 +362,8 @@ def solve(logits_NK: Tensor, pi_NK: Tensor, gradient: bool, validate: bool) -> t
     out_NK = torch.empty_like(logits_NK)
     slack = faults.SLACK * torch.finfo(pi_NK.dtype).eps
     if K > WHOLE:
-        return _solve_long(logits_NK, sorted_NK, order_NK, slack, gradient, out_NK), out_NK
+        loss_N = _solve_long(logits_NK, sorted_NK, order_NK, slack, gradient, out_NK)
+        return loss_N, _scaled(out_NK, scale)
     loss_N = logits_NK.new_empty(N)
     block = triton.next_power_of_2(K)
     with torch.cuda.device_of(logits_NK):
@@ -368,7 +371,7 @@ def solve(logits_NK: Tensor, pi_NK: Tensor, gradient: bool, validate: bool) -> t
             logits_NK, sorted_NK, order_NK, loss_N, out_NK, K,
             SLACK=slack, GRADIENT=gradient, BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip
-    return loss_N, out_NK
+    return loss_N, _scaled(out_NK, scale)
 
 
 def _solve_long(
@@ -414,6 +417,7 @@ def solve_levels(
     proportional: bool,
     gradient: bool,
     validate: bool,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Solve for quantised pi: by tiles, or by sorting where levels are so many that tiles would be mostly empty."""
     if validate:
@@ -422,7 +426,7 @@ def solve_levels(
     groups = triton.next_power_of_2(size + 3)
     if groups > FEW_GROUPS and (groups > MOST_GROUPS or K * groups > TILES * TILE):
         levels = Levels(counts_NK, size, "proportional" if proportional else "top", top_N)
-        return solve(logits_NK, levels.dense(logits_NK.dtype, validate=False), gradient, False)
+        return solve(logits_NK, levels.dense(logits_NK.dtype, validate=False), gradient, False, scale)
     classes = min(triton.next_power_of_2(K), max(1, TILE // groups))
     splits = min(triton.cdiv(K, TILES * classes), MOST_SPLITS)
     split = triton.cdiv(triton.cdiv(K, classes), splits) * classes
@@ -439,9 +443,13 @@ def solve_levels(
             *given, loss_N, out_NK, K, size, split,
             PROPORTIONAL=proportional, GRADIENT=gradient, WHOLE=splits == 1, **sizes,
         )  # fmt: skip
-    return loss_N, out_NK
+    return loss_N, _scaled(out_NK, scale)
 
 
 def _warps(numbers: int) -> int:
     """Return how many warps share so many float64 numbers without running out of registers."""
     return 4 if numbers <= 1024 else 8 if numbers <= 2048 else 16
+
+
+def _scaled(out_NK: Tensor, scale: float) -> Tensor:
+    return out_NK if scale == 1 else out_NK.mul_(scale)
