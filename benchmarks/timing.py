@@ -1,8 +1,9 @@
 """Comparing the times of functions on a machine that others use, too.
 
 The competitors take turns in short slices, A B A B ..., so that whatever disturbs the machine disturbs them all.
-A *slice* calls one function often enough to last a few milliseconds and gives its time a call. Two figures are
-made from the slices:
+A *slice* calls one function often enough to last a few milliseconds and gives its time a call. Where all work is
+done by one thread of this process, its CPU time is taken (``clock=time.process_time``): whatever others run at the
+same time then costs no more than some of the cache. Two figures are made from the slices:
 
 * the *ratio of minima*: each competitor's least disturbed slice. It judges, because what disturbs only adds time;
 * the *paired ratio*: slices of the same round, one beside the other; its median and quartiles tell how far the
@@ -52,14 +53,19 @@ class Timings:
 
 
 def compare(
-    competitors: Mapping[str, Function], *, rounds: int = 60, slice_seconds: float = 0.004, warmup: int = 1
+    competitors: Mapping[str, Function],
+    *,
+    rounds: int = 60,
+    slice_seconds: float = 0.004,
+    warmup: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Timings:
     """Time the competitors in turns; every other round in reverse order, so that none always comes first."""
     calls = {}
     for name, function in competitors.items():
         for _ in range(warmup):
             function()
-        calls[name] = max(1, round(slice_seconds / _seconds(function, 1)))
+        calls[name] = max(1, round(slice_seconds / _seconds(function, 1, clock)))
     seconds: dict[str, list[float]] = {name: [] for name in competitors}
     order = list(competitors)
     collecting = gc.isenabled()
@@ -67,7 +73,7 @@ def compare(
     try:
         for _ in range(rounds):
             for name in order:
-                seconds[name].append(_seconds(competitors[name], calls[name]))
+                seconds[name].append(_seconds(competitors[name], calls[name], clock))
             order.reverse()
     finally:
         if collecting:
@@ -75,8 +81,8 @@ def compare(
     return Timings(seconds)
 
 
-def _seconds(function: Function, calls: int) -> float:
-    start = time.perf_counter()
+def _seconds(function: Function, calls: int, clock: Callable[[], float]) -> float:
+    start = clock()
     for _ in range(calls):
         function()
-    return (time.perf_counter() - start) / calls
+    return (clock() - start) / calls

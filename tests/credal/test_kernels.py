@@ -6,12 +6,13 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from problems import levels, logits_and_pi
 
 import ccssl.credal.kernels
-from ccssl.credal import credal_loss, project_logits
+from ccssl.credal import contains, credal_loss, project_logits
 from ccssl.credal.kernels import numba as numba_kernel
 from ccssl.credal.kernels import torch as torch_kernel
 from ccssl.credal.projection import kernel
@@ -54,10 +55,10 @@ def test_kernels_agree(name, kind, classes, scale):
         torch.testing.assert_close(loss.double(), exact_loss, rtol=3e-6, atol=3e-6)
 
 
-@pytest.mark.parametrize("kind", ["real", "proportional 700", "top 700 given"])
+@pytest.mark.parametrize("kind", ["real", "proportional 700", "top 700", "top 700 given", "proportional 9000"])
 @pytest.mark.parametrize("scale", [1, 30, 1e4])
-def test_chunks_lose_no_vertex(kind, scale):
-    """Enough groups for the walk to take them in chunks, with ties, zeros and masses lost beside others."""
+def test_rounds_of_merging_lose_no_vertex(kind, scale):
+    """Enough groups to be merged all at once, with ties, zeros and masses lost beside others."""
     for classes in (256, 300, 701):
         logits, pi = logits_and_pi(20, classes, scale, seed=classes)[0], degrees(kind, 20, classes)
         for precision, atol in ((torch.float64, 1e-12 + 1e-15 * scale), (torch.float32, 3e-6)):
@@ -65,6 +66,114 @@ def test_chunks_lose_no_vertex(kind, scale):
             expected = solve("torch", cast.double(), pi, False)[1]
             found = solve("numba", cast, pi, False)[1].double()
             torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def curves(classes, seed):
+    """Rows of possibilities that are hard in different ways, and logits from flat to certain."""
+    g = torch.Generator().manual_seed(seed)
+    u = torch.rand(12, classes, generator=g)
+    pi = torch.stack(
+        [
+            u[0],
+            u[1] ** 4,  # a hull of many vertices
+            u[2] ** 30,  # most in the first bucket of the sieve, many of the smallest numbers
+            (u[3] * 5).round() / 5,  # ties, zeros and ones
+            torch.full((classes,), 0.3),
+            torch.ones(classes),
+            0.5 + 1e-6 * u[6],  # all in one bucket, and in one step of a key
+            1 - 1e-5 * u[7],
+            (torch.arange(classes) + 1.0) / classes,  # in order already
+            (torch.arange(classes, 0, -1) / classes) ** 2,
+            1e-30 * u[10],
+            u[11] * (u[11] > 0.9),
+        ]
+    )
+    pi[torch.arange(12), torch.randint(classes, (12,), generator=g)] = 1.0
+    pi[0] = pi[0] * (1 - 4 * torch.finfo(torch.float32).eps)  # a maximum that rounding has missed
+    logits = torch.randn(12, classes, generator=g)
+    return logits, pi
+
+
+@pytest.mark.parametrize("scale", [0.01, 1, 8, 60])
+@pytest.mark.parametrize("classes", [40, 300, 2600])
+def test_the_sieve_and_rounded_keys_change_nothing(classes, scale, monkeypatch):
+    """Float64 sorts whole numbers and has no sieve: it is the oracle, on the same numbers."""
+    logits, pi = curves(classes, seed=classes)
+    logits, exact_pi = logits * scale, pi.double().masked_fill(pi == pi.amax(-1, keepdim=True), 1)
+    for top in (False, True):  # one class that has nearly all of the mass
+        logits = logits.scatter(-1, logits.argmin(-1, keepdim=True), 12 * scale) if top else logits
+        loss, expected = numba_kernel.solve(logits.double(), exact_pi, True, True)
+        for sift in (8, 10**9):
+            monkeypatch.setattr(numba_kernel, "SIFT", sift)
+            found_loss, found = numba_kernel.solve(logits, pi, True, True)
+            torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)
+            torch.testing.assert_close(found_loss.double(), loss, rtol=3e-6, atol=3e-6)
+
+
+def test_the_sieve_lets_few_classes_through():
+    logits, pi = curves(20_000, seed=1)
+    good, keys = np.ones(12, np.bool_), np.empty((12, 20_000), np.int64)
+    width, bucket, carry = np.empty(12, np.int64), np.empty((12, 20_000), np.uint32), np.empty((12, 5001))
+    e = logits.softmax(-1).numpy()
+    numba_kernel._sift(pi.numpy(), e, good, keys, width, bucket, carry)
+    assert (width[[0, 1, 8, 9]] < [1000, 9000, 1000, 6000]).all()
+    ordered = np.sort(keys, -1)
+    for row in range(12):  # what comes through, and what is carried, is all there is
+        through = ordered[row, : width[row]] & 0xFFFFFFFF
+        opened = np.unique(bucket[row, through])
+        np.testing.assert_allclose(e[row, through].sum() + carry[row, opened].sum(), e[row].sum(), rtol=1e-6)
+
+
+def test_steps_of_a_key_are_put_in_order_whatever_their_length():
+    g = torch.Generator().manual_seed(0)
+    for classes in (20, 1000):
+        pi = 0.7 + torch.arange(classes).remainder(classes // 3) * torch.finfo(torch.float32).eps / 2
+        pi = pi[torch.randperm(classes, generator=g)].repeat(3, 1)
+        pi[:, 5] = 1.0
+        logits = torch.randn(3, classes, generator=g)
+        p = project_logits(logits, pi)
+        assert contains(p.double(), pi.double(), atol=1e-6).all()
+        keys = np.empty((3, classes), np.uint32)
+        bits = (classes - 1).bit_length()
+        numba_kernel._keys(pi.numpy(), bits, keys)
+        keys.sort(-1)
+        numba_kernel._settle(pi.numpy(), np.ones(3, np.bool_), bits, keys)
+        ascending = np.take_along_axis(pi.numpy(), (keys & ((1 << bits) - 1)).astype(np.int64), -1)
+        assert (np.diff(ascending, axis=-1) >= 0).all()
+
+
+def test_exponentials_are_right_to_the_last_digit_and_tell_what_is_not_finite():
+    z = torch.linspace(-86, 0, 100_001).unsqueeze(-1).expand(-1, 3).contiguous()
+    z[:, 1] = 0
+    e, finite = np.empty(z.shape, np.float32), np.empty(len(z), np.bool_)
+    numba_kernel._exp_rows(z.numpy(), e, finite)
+    exact = z.double().exp().numpy()
+    assert finite.all()
+    assert (np.abs(e / exact - 1) < 1e-7).all()
+    extreme = torch.tensor(
+        [[0.0, -1e4], [3e38, -3e38], [-5.0, -5.0], [torch.nan, 0], [0, -torch.nan], [torch.inf, 0], [0, -torch.inf]]
+    )
+    e, finite = np.empty(extreme.shape, np.float32), np.empty(len(extreme), np.bool_)
+    numba_kernel._exp_rows(extreme.numpy(), e, finite)
+    assert finite.tolist() == [True] * 3 + [False] * 4
+    assert (e[:3, 0] == 1).all()
+    assert (e[:2, 1] > 0).all()  # never 0: two classes without mass would be one point of the hull
+    assert (e[:2, 1] < 1e-37).all()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("kind", ["real", "proportional 8", "top 40 given", "proportional 900"])
+def test_what_comes_out_can_be_scaled(name, kind):
+    logits, pi = logits_and_pi(6, 20, 3, seed=1)[0], degrees(kind, 6, 20)
+    logits[0] *= 1e4
+    module = importlib.import_module(f"ccssl.credal.kernels.{name}")
+    arguments = (pi,) if isinstance(pi, torch.Tensor) else (pi.counts, pi.top, pi.size, pi.normalization != "top")
+    run = module.solve if isinstance(pi, torch.Tensor) else module.solve_levels
+    for gradient in (False, True):
+        loss, out = run(logits, *arguments, gradient, True)
+        scaled_loss, scaled = run(logits, *arguments, gradient, True, 0.125)
+        assert torch.equal(scaled_loss, loss)
+        torch.testing.assert_close(8 * scaled, out, rtol=1e-14, atol=1e-16)
 
 
 def test_the_kernel_follows_the_device(monkeypatch):

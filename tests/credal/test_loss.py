@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import kl, levels, logits_and_pi, problems
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ccssl.credal import credal_loss, project_logits, relaxation_loss
 from ccssl.credal.reference import credal_loss_reference
@@ -159,6 +160,75 @@ def test_a_second_derivative_is_refused():
     (first,) = torch.autograd.grad(credal_loss(logits, pi), logits, create_graph=True)
     with pytest.raises(RuntimeError, match="credal_loss has no second derivative"):
         (logits.sum() + first.norm()).backward()  # a gradient penalty must not lose its term in silence
+
+
+class Calls(TorchDispatchMode):
+    """Writes down which operators are called."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names = {*getattr(self, "names", ()), str(func)}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("quantised", [False, True])
+def test_is_the_same_whether_an_operator_is_asked_for_or_not(quantised, reduction):
+    logits, pi = logits_and_pi(6, 5, 2, seed=0)
+    pi = levels(6, 5, 9, "proportional", seed=0) if quantised else pi
+    plain, watched = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    a = credal_loss(plain, pi, reduction=reduction)
+    with Calls() as calls:
+        b = credal_loss(watched, pi, reduction=reduction)
+    assert "ccssl.credal.default" in calls.names
+    assert "Loss" in type(a.grad_fn).__name__ or reduction == "sum"
+    torch.testing.assert_close(a, b)
+    a.sum().backward()
+    b.sum().backward()
+    torch.testing.assert_close(plain.grad, watched.grad, rtol=1e-13, atol=1e-15)
+
+
+def test_what_was_saved_for_a_backward_pass_survives_it():
+    """A loss as it is hands out its gradient without a copy: nobody may change what the next pass needs."""
+    logits, pi = logits_and_pi(6, 5, 2, seed=0)
+    first = torch.autograd.grad(credal_loss(logits.requires_grad_(), pi), logits)[0]
+    loss = credal_loss(logits, pi)
+    for passes in (1, 2, 3):
+        loss.backward(retain_graph=True)
+        torch.testing.assert_close(logits.grad, passes * first)
+    logits.grad = None
+    loss.backward(retain_graph=True)
+    logits.grad.zero_()
+    loss.backward(retain_graph=True)
+    torch.testing.assert_close(logits.grad, first)
+    inner = 1 * logits
+    total = credal_loss(inner, pi) + credal_loss(inner, pi) + inner.square().sum()
+    inner.retain_grad()
+    total.backward(retain_graph=True)
+    expected = inner.grad.clone()
+    torch.testing.assert_close(expected, 2 * first + 2 * inner.detach())
+    inner.grad = None
+    total.backward()
+    assert torch.equal(inner.grad, expected)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.0, -2.5, 65536.0])
+def test_the_gradient_takes_the_factor_of_the_loss(factor):
+    logits, pi = logits_and_pi(6, 5, 2, seed=0)
+    logits.requires_grad_()
+    found = torch.autograd.grad(factor * credal_loss(logits, pi), logits)[0]
+    expected = factor * (logits.softmax(-1) - project_logits(logits, pi)) / 6
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_weights_are_finite(bad):
+    logits, pi = logits_and_pi(3, 4, 1, seed=0)
+    weight = torch.tensor([1.0, bad, 0.0], dtype=torch.float64)
+    with pytest.raises(ValueError, match=rf"weight must be finite, got {bad} in row 1"):
+        credal_loss(logits, pi, weight)
+    with pytest.raises(ValueError, match="weight must be finite"):
+        relaxation_loss(logits, pi.argmax(-1), 0.1, weight)
+    assert not credal_loss(logits, pi, weight, validate=False).isfinite()
 
 
 @pytest.mark.parametrize("quantised", [False, True])

@@ -90,6 +90,11 @@ def test_bounds_of_events_are_attained_in_the_set(problem):
         (lambda: Levels(torch.tensor([1, 2]), -1), "size must be the number of calibration items"),
         (lambda: Levels(torch.tensor([1, 2]), 3, top=torch.tensor(0)), "top belongs to normalization 'top'"),
         (lambda: contains(P, torch.ones(4)), "p and pi must agree in the number of classes, got 3 and 4"),
+        (lambda: contains(PI.numpy(), PI), "p must be a tensor, got ndarray"),
+        (lambda: contains(P, PI, atol="x"), "atol must be a tolerance, a number of at least 0, got 'x'"),
+        (lambda: contains(P, PI, atol=float("nan")), "atol must be a tolerance, .* got nan"),
+        (lambda: contains(P * torch.tensor([1, torch.nan, 1]), PI), "p must be finite, got nan in row 0, class 1"),
+        (lambda: contains(P, PI, validate="x"), "validate must be True, False or None, got 'x'"),
         (lambda: upper_probability(PI, torch.tensor([1, 0, 1])), "event_mask must be boolean"),
         (
             lambda: upper_probability(PI, torch.tensor([True])),

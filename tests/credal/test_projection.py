@@ -149,6 +149,19 @@ def test_underflow_is_decided_by_the_logits():
     torch.testing.assert_close(wide, torch.tensor([[0.0, 1 / (1 + 1 / np.e), 1 / (1 + np.e)]]))
 
 
+@pytest.mark.parametrize("size", [1e3, 1e10, 1e15, 1e30, 1e300, 1.7e308])
+def test_logits_of_any_size_lose_no_digit(size):
+    """A logarithm of a mass beside such logits would: 1e15 - 0.7 has one digit behind the point."""
+    for dtype in (torch.float64, torch.float32):
+        huge = min(size, 3e38) if dtype == torch.float32 else size
+        logits = torch.tensor([huge, -huge, 0.0, 0.0, 1 - huge], dtype=dtype)
+        p = project_logits(logits, torch.tensor([0.05, 1.0, 0.1, 0.1, 0.1], dtype=dtype))
+        torch.testing.assert_close(
+            p, torch.tensor([0.05, 0.9, 0.025, 0.025, 0.0], dtype=dtype), rtol=1e-6, atol=1e-9
+        )
+        assert abs(float(p.sum()) - 1) < 4 * torch.finfo(dtype).eps
+
+
 def test_zero_probabilities_get_mass_only_if_they_must():
     q = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     pi = torch.tensor([[0.4, 1.0, 1.0], [1.0, 1.0, 1.0]])
@@ -168,6 +181,9 @@ LOGITS, PI = torch.zeros(2, 3), torch.tensor([[0.2, 1.0, 0.4]]).expand(2, 3)
         (LOGITS, torch.ones(2, 4), r"pi must have as many classes as logits, 3, got shape \(2, 4\)"),
         (LOGITS, torch.ones(5, 3), r"pi must have the shape of logits, \(2, 3\), got \(5, 3\)"),
         (LOGITS, PI.to("meta"), "pi must be on cpu like logits, got meta"),
+        (LOGITS.numpy(), PI, r"logits must be a tensor, got ndarray: convert it with torch.as_tensor"),
+        ([[0.0, 1.0]], PI, "logits must be a tensor, got list"),
+        (LOGITS, PI.numpy(), "pi must be a tensor, got ndarray"),
         (torch.tensor([[0, torch.nan, 0]]), PI[:1], "logits must be finite, got nan in row 0, class 1"),
         (torch.tensor([[0, 0, torch.inf]]), PI[:1], "logits must be finite, got inf in row 0, class 2"),
         (torch.tensor([[0, 0, -torch.inf]]), PI[:1], "logits must be finite, got -inf in row 0, class 2"),
@@ -199,6 +215,12 @@ def test_without_validation_nothing_is_raised_and_good_rows_stay_good(kernel, us
     p = project_logits(logits, PI, validate=False)
     assert p[0].isnan().any()
     torch.testing.assert_close(p[1], torch.tensor([0.2, 0.6, 0.2]))
+
+
+def test_validate_is_yes_no_or_not_said():
+    for call in (project_logits, project):
+        with pytest.raises(ValueError, match="validate must be True, False or None, got 'x'"):
+            call(PI / PI.sum(-1, keepdim=True), PI, validate="x")
 
 
 @pytest.mark.parametrize("q", [[0.5, 0.2, 0.1], [1.2, -0.1, -0.1], [torch.nan, 0.5, 0.5]])

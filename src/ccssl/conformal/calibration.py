@@ -17,7 +17,7 @@ with probability at most delta. What makes it void: calibration items that the m
 from another source, or that went through another preprocessing.
 
 The p-values cannot fall below the floor 1 / (L + 1): with 9 calibration items no class can be excluded at
-delta = 0.1. Without any item every p-value is 1: nothing is known.
+delta = 0.1. Without any item every p-value is 1: nothing is known (smoothed ones, below, are then mere draws).
 
 *The top class.* Normalisation "top" sets 1 at the class that the model finds most probable. Where several tie, as
 happens often in half precision, none is preferred by its index: all of them get 1.
@@ -42,6 +42,9 @@ in which y (L + 1) + r(alpha(y)) is looked up.
 
     p(y) = ( #{ i : alpha_i > alpha(y) } + u (#{ i : alpha_i = alpha(y) } + 1) ) / (L + 1)
 
+Where a class has nothing to be compared with, its p-value is u: excluded with probability delta for no reason in the
+item, but excluded it can be.
+
 Shapes: N items, K classes, L calibration items.
 """
 
@@ -49,18 +52,19 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from ccssl.conformal.scores import SCORES, Score
-from ccssl.credal.faults import check_indices, check_tensor, looks
+from ccssl.credal.faults import Fault, check_indices, check_tensor, check_validate, looks, refuse
 from ccssl.credal.possibility import Levels, Normalization, possibility, widest
 
 # Entries worked on at once, which bounds the extra memory. On the CPU a small chunk stays in its cache; on
@@ -82,17 +86,16 @@ class CalibrationConfig:
 
     def __post_init__(self) -> None:
         """Refuse what no calibration can be made of."""
-        if isinstance(self.score, str) and self.score not in SCORES:
-            raise ValueError(f"score must be one of {', '.join(SCORES)}, got {self.score!r}")
-        if self.group not in (None, "label"):
+        if not callable(self.score) and not (isinstance(self.score, str) and self.score in SCORES):
+            raise ValueError(f"score must be one of {', '.join(SCORES)}, or a function, got {self.score!r}")
+        if self.group is not None and self.group != "label":
             raise ValueError(f"group must be None or 'label', got {self.group!r}")
+        if not isinstance(self.smooth, bool):
+            raise ValueError(f"smooth must be True or False, got {self.smooth!r}")
+        check_validate(self.validate)
         if self.chunk_size is not None and (not _is_int(self.chunk_size) or self.chunk_size < 1):
             raise ValueError(f"chunk_size must be at least 1, an int, got {self.chunk_size!r}")
-        known = inspect.signature(self.score_function).parameters.keys() - {
-            "probabilities",
-            "labels",
-            "uniform",
-        }
+        known = inspect.signature(self.score_function).parameters.keys() - _NO_OPTIONS
         for name in self.options:
             if name not in known:
                 takes = f"takes {', '.join(sorted(known))}" if known else "takes no options"
@@ -105,20 +108,27 @@ class CalibrationConfig:
 
     @property
     def score_name(self) -> str:
-        """The name under which the score is known."""
-        return self.score if isinstance(self.score, str) else getattr(self.score, "__name__", repr(self.score))
+        """The name under which the score is known; that of the table for a function of the table."""
+        for name, function in SCORES.items():
+            if self.score == name or self.score is function:
+                return name
+        name = _describe(self.score)
+        return f"{getattr(self.score, '__module__', '')}.{name}" if name in SCORES else name
 
     def to_json(self) -> str:
-        """Write down what a fitted state depends on: with another score it would mean something else."""
+        """Write down what a fitted state depends on: with another score it would mean something else.
+
+        The same for equal configurations, however they were written and in whatever process.
+        """
         parameters = inspect.signature(self.score_function).parameters
-        defaults = {
-            name: p.default
-            for name, p in parameters.items()
-            if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
+        options = {
+            name: self.options.get(name, parameter.default)
+            for name, parameter in parameters.items()
+            if name not in _NO_OPTIONS and (name in self.options or parameter.default is not parameter.empty)
         }
-        options = {**defaults, **self.options}
-        state = {"score": self.score_name, "options": options, "group": self.group, "smooth": bool(self.smooth)}
-        return json.dumps(state, sort_keys=True, default=repr)
+        options = {name: float(value) if _is_number(value) else value for name, value in options.items()}
+        state = {"score": self.score_name, "options": options, "group": self.group, "smooth": self.smooth}
+        return json.dumps(state, sort_keys=True, default=_describe)
 
 
 class Calibration(nn.Module):
@@ -187,6 +197,7 @@ class Calibration(nn.Module):
 
         What was fitted before is forgotten. The items must not have been trained on.
         """
+        check_tensor(probabilities, "probabilities")
         check_probabilities(probabilities, self._looks_at(probabilities), may_be_empty=True)
         check_labels(labels, probabilities, self._looks_at(probabilities))
         L, K = probabilities.shape
@@ -207,18 +218,28 @@ class Calibration(nn.Module):
     def fit_scores(self, scores: Tensor, labels: Tensor, classes: int) -> Self:
         """Take the scores of the calibration items (L,) at their labels (L,), computed elsewhere: piece by piece, say.
 
-        They must be what the score gives, in float32, or float64 where probabilities will be.
+        They must be what the score gives, in float32, or float64 where probabilities will be; +-infinity is a score,
+        NaN is none.
 
         >>> from ccssl.conformal.scores import hinge
         >>> held_out, labels = torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 1])
         >>> Calibration("hinge").fit_scores(hinge(held_out, labels), labels, classes=2)
         Calibration(score='hinge', size=2, classes=2)
         """
+        check_tensor(scores, "scores")
+        check_tensor(labels, "labels")
+        if not _is_int(classes) or classes < 2:
+            raise ValueError(f"classes must be the number of classes, an int of at least 2, got {classes!r}")
         if scores.dtype not in _DTYPES["scores"] or scores.ndim != 1 or scores.shape != labels.shape:
             raise ValueError(
                 f"scores must be float32 or float64, one a label, {tuple(labels.shape)}, "
                 f"got {scores.dtype} of shape {tuple(scores.shape)}"
             )
+        look = self._looks_at(scores)
+        check_labels(labels, scores.unsqueeze(-1).expand(-1, classes), look)
+        if look:
+            scores_1 = scores.unsqueeze(-1)
+            refuse([Fault(scores_1.isnan(), scores_1, "scores must be numbers")])
         return self._take(scores, labels.long(), classes)
 
     def _take(self, alpha_L: Tensor, labels: Tensor, classes: int) -> Self:
@@ -364,6 +385,7 @@ class Calibration(nn.Module):
             raise RuntimeError(
                 "this Calibration has nothing to compare with: call fit(probabilities, labels) first"
             )
+        check_tensor(probabilities, "probabilities")
         check_probabilities(probabilities, self._looks_at(probabilities))
         if len(self.class_counts) != probabilities.shape[1]:
             raise ValueError(
@@ -419,12 +441,20 @@ class Calibration(nn.Module):
     # Warnings skip the frames between them and the caller: their own, the method's, and one of torch.no_grad's wrapper.
 
     def _warn_of_scarcity(self) -> None:
+        smooth = self.config.smooth
         if self.size == 0:
-            warnings.warn("the calibration set is empty: every p-value is 1", stacklevel=5)
+            nothing = "the item's draw" if smooth else "1"
+            warnings.warn(f"the calibration set is empty: every p-value is {nothing}", stacklevel=5)
         elif self.config.group == "label" and self._looks_at(self.class_counts):
             n_K = self.class_counts
             without, fewest = int((n_K == 0).sum()), int(n_K[n_K > 0].min())
-            if without or fewest < 9:  # fewer than 9 cannot even reach 0.1
+            if smooth and without:
+                warnings.warn(
+                    f"with group='label' and smooth=True the p-value of a class without a calibration item is the "
+                    f"item's draw, which knows nothing: {without} of {len(n_K)} classes have none",
+                    stacklevel=5,
+                )
+            elif not smooth and (without or fewest < 9):  # fewer than 9 cannot even reach 0.1
                 warnings.warn(
                     f"with group='label' a p-value cannot fall below 1/(calibration items of the class + 1): "
                     f"{without} of {len(n_K)} classes have no item (p-value always 1), "
@@ -486,7 +516,7 @@ class Calibration(nn.Module):
         own = self.config.to_json()
         if isinstance(recipe, Tensor) and not recipe.is_meta:
             found = bytes(recipe.tolist()).decode(errors="replace") if recipe.dtype == torch.uint8 else repr(recipe)
-            if found != own:
+            if not _same(found, own):
                 return f"it was made by {found}, this calibration is {own}"
         for name, dtypes in _DTYPES.items():
             tensor = state.get(name)
@@ -494,9 +524,13 @@ class Calibration(nn.Module):
                 continue
             if not isinstance(tensor, Tensor) or tensor.dtype not in dtypes or tensor.ndim != 1:
                 return f"{name} must be a list of numbers of {' or '.join(map(str, dtypes))}, got {tensor!r}"
-            if name != "class_counts" and not tensor.is_meta and not bool((tensor[1:] >= tensor[:-1]).all()):
+            if tensor.is_meta or name == "class_counts":
+                continue
+            if bool(tensor.isnan().any()):
+                return f"{name} must be numbers, and are not"
+            if not bool((tensor[1:] >= tensor[:-1]).all()):
                 return f"{name} must ascend, and do not"
-        return None
+        return _disagreement(*(state.get(name) for name in ("scores", "class_counts", "keys")))
 
 
 _DTYPES = {
@@ -504,6 +538,46 @@ _DTYPES = {
     "keys": (torch.int64,),
     "class_counts": (torch.int64,),
 }
+
+
+_NO_OPTIONS = {"probabilities", "labels", "uniform"}  # parameters of scores that are filled otherwise
+
+
+def _describe(value: object) -> str:
+    """Name a function or whatever else is no plain value, without its place in memory."""
+    if isinstance(value, partial):
+        arguments = [_describe(argument) for argument in value.args]
+        arguments += [f"{name}={_describe(argument)}" for name, argument in sorted(value.keywords.items())]
+        return f"partial({', '.join([_describe(value.func), *arguments])})"
+    if _is_number(value):
+        return repr(float(value))
+    name = getattr(value, "__name__", None)
+    return name if isinstance(name, str) else re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def _same(found: str, own: str) -> bool:
+    """Tell whether two descriptions of a configuration mean the same: 1 is 1.0."""
+    try:
+        return json.loads(found) == json.loads(own)
+    except ValueError:
+        return False
+
+
+def _disagreement(scores: Tensor | None, class_counts: Tensor | None, keys: Tensor | None) -> str | None:
+    """Say where the parts of a state, each in order by itself, do not belong together."""
+    if scores is None or class_counts is None or scores.is_meta or class_counts.is_meta:
+        return None
+    L, K = len(scores), len(class_counts)
+    if K == 1 or (class_counts < 0).any() or int(class_counts.sum()) != L:
+        return f"class_counts must be the numbers of labels, {L} in sum, and are not"
+    if keys is None or keys.is_meta:
+        return None
+    label_L = keys.div(L + 1, rounding_mode="floor")
+    if len(keys) != L or (L and bool((keys[0] < 0) | (label_L[-1] >= K))):
+        return f"keys must be one for each of {L} scores, of {K} classes, and are not"
+    if not torch.equal(label_L.bincount(minlength=K), class_counts.to(keys.device)):
+        return "keys must hold as many items of each label as class_counts, and do not"
+    return None
 
 
 def check_delta(delta: float) -> None:
@@ -558,5 +632,9 @@ def _most_probable(probabilities: Tensor) -> Tensor:
     return probabilities == probabilities.amax(-1, keepdim=True)
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> TypeGuard[Real]:
+    return isinstance(value, Real) and not isinstance(value, bool)

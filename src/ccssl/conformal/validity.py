@@ -29,7 +29,9 @@ p-values, pi >= p: whatever passes here is valid for both normalisations as well
 drawn from Dirichlet(1, ..., 1). The distribution of the p-values is compared with the uniform one in
 Kolmogorov's way, by the largest excess (too many small p-values: not valid) and by the largest distance
 (either way: not valid or overly cautious). The calibration set is shared, so the textbook law of these
-statistics is wrong here; their law is simulated, with a seed.
+statistics is wrong here; their law is simulated, with a seed. Of thousands of cells neighbours are taken together: the
+probability of g of them is the sum of g Dirichlet variables, so that the g's take the place of the ones, and the
+statistics are those of the thresholds in between, observed and simulated alike.
 
 *Class-conditional calibrations* (``group="label"``) obey the law in every class, with n_y in place of L,
 independently between classes given the labels. The audit takes the sum over classes: exactly, by convolution,
@@ -64,6 +66,11 @@ from ccssl.credal.possibility import Levels, Possibility, as_dense, check_possib
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+# The simulated law is that of so many cells, over all classes; and of so many thresholds at least.
+SIMULATED_CELLS = 2048
+FEWEST_THRESHOLDS = 16
 
 
 def validity_error(pi: Possibility, labels: Tensor, delta: float, *, validate: bool | None = None) -> Tensor:
@@ -208,6 +215,8 @@ def audit(
     >>> result.valid
     True
     """
+    if not isinstance(calibration, Calibration):
+        raise ValueError(f"calibration must be a Calibration, got {type(calibration).__name__}")
     check_probabilities(probabilities, look=True)
     check_labels(labels, probabilities, look=True)
     listed = tuple(deltas) if isinstance(deltas, Iterable) else ()
@@ -285,7 +294,7 @@ def _true_label_p_values(
 def _row(delta: float, p_n: np.ndarray, sample: _Sample) -> AuditRow:
     errors = int((p_n <= delta).sum())
     below = np.array([_cells_within(delta, int(cells), sample.smooth) for cells in sample.cells])
-    law = reduce(np.convolve, (_law(*sizes) for sizes in zip(sample.items, below, sample.cells, strict=True)))
+    law = reduce(_law_of_sum, (_law(*sizes) for sizes in zip(sample.items, below, sample.cells, strict=True)))
     low, high = np.searchsorted(law.cumsum(), [0.025, 0.975]) / len(p_n)
     return AuditRow(
         delta=float(delta),
@@ -311,21 +320,42 @@ def _cells_within(delta: float, cells: int, smooth: bool) -> int:
 
 def _law(items: int, below: int, cells: int) -> np.ndarray:
     """Return the probabilities of 0, ..., items errors: BetaBinomial(items, below, cells - below)."""
-    from scipy.stats import betabinom
+    from scipy.special import betaln  # scipy.stats has the law, and takes a second to import
 
     errors = np.arange(items + 1)
     if below in (0, cells):  # an error is impossible, or certain
         return (errors == (items if below else 0)).astype(float)
-    return betabinom.pmf(errors, items, below, cells - below)
+    above = cells - below
+    log_ways = -np.log(items + 1) - betaln(items - errors + 1, errors + 1)
+    return np.exp(log_ways + betaln(errors + below, items - errors + above) - betaln(below, above))
+
+
+def _law_of_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the probabilities of the sum of two independent numbers of errors.
+
+    What is less probable by thirty orders of magnitude than the most probable number is left out: of a hundred
+    thousand numbers a few thousand remain.
+    """
+    law = np.zeros(len(first) + len(second) - 1)
+    (first_at, first), (second_at, second) = _likely(first), _likely(second)
+    start = first_at + second_at
+    law[start : start + len(first) + len(second) - 1] = np.convolve(first, second)
+    return law
+
+
+def _likely(law: np.ndarray) -> tuple[int, np.ndarray]:
+    """Return where the probabilities begin that matter, and these."""
+    at = np.flatnonzero(law >= 1e-30 * law.max())
+    return int(at[0]), law[at[0] : at[-1] + 1]
 
 
 def _long_run(sample: _Sample, below: np.ndarray) -> tuple[float, float]:
     """Return the central 95% of the error given unlimited items: a mean of Beta variables, one a group."""
-    from scipy.stats import beta
+    from scipy.special import betaincinv
 
     inside = (below > 0) & (below < sample.cells)
     if len(below) == 1 and inside[0]:
-        low, high = beta.ppf([0.025, 0.975], below[0], sample.cells[0] - below[0])
+        low, high = betaincinv(below[0], sample.cells[0] - below[0], [0.025, 0.975])
     else:
         draws = np.repeat((below == sample.cells)[None].astype(float), 4000, axis=0)
         draws[:, inside] = np.random.default_rng(0).beta(
@@ -339,29 +369,40 @@ def _uniformity(
     p_n: np.ndarray, group_n: np.ndarray, sample: _Sample, simulations: int, seed: int
 ) -> tuple[Uniformity, Curve]:
     """Compare the distribution of the p-values with those of simulated exchangeable ranks."""
-    level = np.concatenate([np.arange(1, cells + 1) / cells for cells in sample.cells])
-    order = level.argsort(kind="stable")
-    last = np.flatnonzero(np.append(np.diff(level[order]) > 0, True))  # groups may share a level
     n = len(p_n)
+    level_GC = [np.arange(1, cells + 1) / cells for cells in sample.cells]
+    threshold = np.unique(np.concatenate(level_GC))  # groups may share a level
+    most = max(FEWEST_THRESHOLDS, SIMULATED_CELLS // len(level_GC))
+    if len(threshold) > most:
+        threshold = threshold[np.linspace(0, len(threshold) - 1, most).astype(np.int64)]
+    # The cells of a group between two thresholds are taken together: at which threshold they end, and how many are.
+    at_G, size_G = zip(
+        *(np.unique(threshold.searchsorted(level), return_counts=True) for level in level_GC), strict=True
+    )
+    at = np.concatenate(at_G)
+    order = at.argsort(kind="stable")
+    last = np.flatnonzero(np.append(np.diff(at[order]) > 0, True))
 
     def distribution(count: np.ndarray) -> np.ndarray:
         return count[..., order].cumsum(-1)[..., last] / n
 
-    start = sample.cells.cumsum() - sample.cells
-    expected = distribution(np.repeat(sample.items / sample.cells, sample.cells))
-    cell_n = np.ceil(p_n * sample.cells[group_n] - 1e-6).clip(1).astype(np.int64) - 1
-    observed = distribution(np.bincount(start[group_n] + cell_n, minlength=len(level)))
-    drawn = np.unique(np.linspace(0, len(last) - 1, 400).astype(np.int64))
+    shares = zip(sample.items, size_G, sample.cells, strict=True)
+    expected = distribution(np.concatenate([items * size / cells for items, size, cells in shares]))
+    # Smoothed p-values lie inside their cell, and rounding must not put others into the next one.
+    cells_n = sample.cells[group_n]
+    level_n = np.ceil(p_n * cells_n - 1e-6).clip(1) / cells_n
+    observed = np.bincount(threshold.searchsorted(level_n), minlength=len(threshold)).cumsum() / n
+    drawn = np.unique(np.linspace(0, len(threshold) - 1, 400).astype(np.int64))
 
     rng = np.random.default_rng(seed)
     excess, distance, curves = [], [], []
-    batch = max(1, 2**21 // len(level))
-    for size in [batch] * (simulations // batch) + [simulations % batch]:
+    batch = max(1, 2**21 // len(at))
+    for runs in [batch] * (simulations // batch) + [simulations % batch]:
         simulated = distribution(
             np.concatenate(
                 [
-                    rng.multinomial(items, rng.dirichlet(np.ones(cells), size=size))
-                    for items, cells in zip(sample.items, sample.cells, strict=True)
+                    rng.multinomial(items, rng.dirichlet(size, size=runs))
+                    for items, size in zip(sample.items, size_G, strict=True)
                 ],
                 axis=-1,
             )
@@ -378,8 +419,8 @@ def _uniformity(
     uniformity = Uniformity(
         *compare((observed - expected).max(), excess), *compare(np.abs(observed - expected).max(), distance)
     )
-    threshold = level[order][last][drawn]
-    return uniformity, Curve(*(tuple(line.tolist()) for line in (threshold, observed[drawn], low, high)))
+    lines = (threshold[drawn], observed[drawn], low, high)
+    return uniformity, Curve(*(tuple(line.tolist()) for line in lines))
 
 
 def _verdict(
@@ -470,11 +511,16 @@ def _draw_errors(axes: Axes, audit: Audit) -> None:
     found = [row.error for row in rows]
     axes.scatter(found, heights, 52, color=colors, zorder=3, clip_on=False, label="observed share of errors")
     ends = [max(row.delta, row.error, row.band[1]) for row in rows]
+    widest = min(1.0, 1.2 * max(ends))
     for height, row, end, color in zip(heights, rows, ends, colors, strict=True):
         note = f"{row.error:.1%}" if row.reachable else "out of reach"
-        axes.annotate(note, (end, height), (8, 0), textcoords="offset points", va="center", fontsize=9, color=color)
+        beside = end < 0.85 * widest  # else it goes above
+        axes.annotate(
+            note, (end, height), (8, 0) if beside else (4, 11), textcoords="offset points", va="center",
+            ha="left" if beside else "right", fontsize=9, color=color,
+        )  # fmt: skip
     axes.set_yticks(heights, [f"delta {delta:g}" for delta in deltas])
-    axes.set(xlim=(0, 1.2 * max(ends)), ylim=(-0.6, len(rows) - 0.4))
+    axes.set(xlim=(0, widest), ylim=(-0.6, len(rows) - 0.4))
     axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     sizes = f"{audit.fresh_items:,} fresh and {audit.calibration_items:,} calibration items"
     axes.set_title(f"Errors, {sizes}", loc="left", fontsize=10, color=_INK)

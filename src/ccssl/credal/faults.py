@@ -76,9 +76,16 @@ def index_faults(indices: Tensor, classes: int, name: str) -> Iterator[Fault]:
 
 def looks(device: torch.device, validate: bool | None) -> bool:
     """Tell whether to look at values: as asked for, or else where that makes no device wait and no graph break."""
+    check_validate(validate)
     if validate is None:
         return device.type == "cpu" and not torch.compiler.is_compiling()
     return validate
+
+
+def check_validate(validate: bool | None) -> None:
+    """Refuse what is no answer to the question whether to look at values."""
+    if validate is not None and not isinstance(validate, bool):
+        raise ValueError(f"validate must be True, False or None, got {validate!r}")
 
 
 def any_of(faults: Iterable[Fault]) -> Tensor:

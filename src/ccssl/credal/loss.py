@@ -58,7 +58,7 @@ def credal_loss(
         )
     average = weight is None and reduction == "mean"
     loss = loss_of(prepare(logits, pi, validate), average)
-    return loss if average else _reduce(loss, weight, reduction)
+    return loss if average else _reduce(loss, weight, reduction, validate)
 
 
 def relaxation_loss(
@@ -112,10 +112,10 @@ def relaxation_loss(
     inside = log_q_label >= torch.log1p(-alpha)  # not so for NaN, which must not turn into 0
     keep, rest = 1 - alpha, alpha
     divergence = keep * (torch.log1p(-alpha) - log_q_label) + torch.xlogy(rest, rest) - rest * log_q_rest
-    return _reduce(divergence.masked_fill(inside, 0).clamp(min=0), weight, reduction)
+    return _reduce(divergence.masked_fill(inside, 0).clamp(min=0), weight, reduction, validate)
 
 
-def _reduce(loss: Tensor, weight: Tensor | None, reduction: Reduction) -> Tensor:
+def _reduce(loss: Tensor, weight: Tensor | None, reduction: Reduction, validate: bool | None) -> Tensor:
     if weight is not None:
         check_tensor(weight, "weight")
         if weight.shape != loss.shape or weight.is_complex():
@@ -125,6 +125,9 @@ def _reduce(loss: Tensor, weight: Tensor | None, reduction: Reduction) -> Tensor
             )
         if weight.device != loss.device:
             raise ValueError(f"weight must be on {loss.device} like logits, got {weight.device}")
+        if looks(loss.device, validate):
+            weight_1 = weight.unsqueeze(-1)
+            refuse([Fault(~weight_1.isfinite(), weight_1, "weight must be finite")])
         loss = loss * weight
     if reduction == "mean":
         return loss.mean()

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -237,8 +238,10 @@ def contains(p: Tensor, pi: Possibility, atol: float | None = None, *, validate:
         raise ValueError(f"p must be floating point, got {p.dtype}")
     check_possibility(pi, validate)
     _check_together(p, pi, "p")
-    if atol is not None and not atol >= 0:
-        raise ValueError(f"atol must be a tolerance, at least 0, got {atol}")
+    if atol is not None and not (isinstance(atol, Real) and atol >= 0):
+        raise ValueError(f"atol must be a tolerance, a number of at least 0, got {atol!r}")
+    if looks(p.device, validate):
+        refuse([Fault(~p.isfinite(), p, "p must be finite")])
     tolerance = 64 * torch.finfo(p.dtype).eps if atol is None else atol
     wide = widest(p.device)
     p_K, pi_K = torch.broadcast_tensors(p.to(wide), as_dense(pi, wide))

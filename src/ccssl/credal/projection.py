@@ -46,7 +46,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ccssl.credal.faults import check_classes, check_tensor, level_faults, looks, real_faults, refuse
+from ccssl.credal.faults import (
+    check_classes,
+    check_tensor,
+    check_validate,
+    level_faults,
+    looks,
+    real_faults,
+    refuse,
+)
 from ccssl.credal.possibility import Levels, Possibility, widest
 
 # The kernel for a device type, and what stands in where it cannot be imported.
@@ -117,6 +125,7 @@ def prepare(logits: Tensor, pi: Possibility, validate: bool | None, name: str = 
         check_tensor(pi, "pi")
     if pi.device != logits.device:
         raise ValueError(f"pi must be on {logits.device} like {name}, got {pi.device}")
+    check_validate(validate)
     # Inside the operator, which is opaque to the compiler, values may be looked at while a graph runs.
     checked = logits.device.type == "cpu" if validate is None else validate
     if quantised:
