@@ -21,12 +21,17 @@ FOLDER = Path(ccssl.credal.kernels.__file__).parent
 KERNELS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "faults"))
 
 
-def solve(name, logits, pi, gradient):
+def solve(name, logits, pi, gradient, scale=1.0):
+    """Ask a kernel: Triton's on CUDA where that is, else in the interpreter, which takes tensors of the CPU."""
     module = importlib.import_module(f"ccssl.credal.kernels.{name}")
+    device = "cuda" if name == "triton" and torch.cuda.is_available() else "cpu"
+    logits, pi = logits.to(device), pi.to(device)
     if isinstance(pi, torch.Tensor):
-        return module.solve(logits, pi.to(logits.dtype), gradient, True)
-    proportional = pi.normalization == "proportional"
-    return module.solve_levels(logits, pi.counts, pi.top, pi.size, proportional, gradient, True)
+        found = module.solve(logits, pi.to(logits.dtype), gradient, True, scale)
+    else:
+        proportional = pi.normalization == "proportional"
+        found = module.solve_levels(logits, pi.counts, pi.top, pi.size, proportional, gradient, True, scale)
+    return [tensor.cpu() for tensor in found]
 
 
 def degrees(kind, rows, classes):
@@ -166,12 +171,9 @@ def test_exponentials_are_right_to_the_last_digit_and_tell_what_is_not_finite():
 def test_what_comes_out_can_be_scaled(name, kind):
     logits, pi = logits_and_pi(6, 20, 3, seed=1)[0], degrees(kind, 6, 20)
     logits[0] *= 1e4
-    module = importlib.import_module(f"ccssl.credal.kernels.{name}")
-    arguments = (pi,) if isinstance(pi, torch.Tensor) else (pi.counts, pi.top, pi.size, pi.normalization != "top")
-    run = module.solve if isinstance(pi, torch.Tensor) else module.solve_levels
     for gradient in (False, True):
-        loss, out = run(logits, *arguments, gradient, True)
-        scaled_loss, scaled = run(logits, *arguments, gradient, True, 0.125)
+        loss, out = solve(name, logits, pi, gradient)
+        scaled_loss, scaled = solve(name, logits, pi, gradient, 0.125)
         assert torch.equal(scaled_loss, loss)
         torch.testing.assert_close(8 * scaled, out, rtol=1e-14, atol=1e-16)
 
