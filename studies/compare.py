@@ -6,7 +6,8 @@ Runs go to ``FOLDER/runs`` (not committed), one process each, one thread a proce
 says. A run that was interrupted goes on where it was. The page, ``FOLDER/README.md``, shows each method's mean and
 deviation over seeds, and for pairs of methods the mean of the differences *within* seeds (the same labels, the same
 initial weights, the same order of batches) with a 95% interval of Student's t. ``FOLDER/results.json`` holds the
-figures of every run. Networks are those after the last step; nothing is chosen by test accuracy.
+figures of every run; ``FOLDER/discussion.md``, if there is one, is put below them. Networks are those after the last
+step; nothing is chosen by test accuracy.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def main() -> None:
     for (method, seed), result in zip(jobs, results, strict=True):
         found[method][seed] = result
     (args.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
-    (args.out / "README.md").write_text(page(args, found))
+    discussion = args.out / "discussion.md"
+    told = "\n" + discussion.read_text() if discussion.exists() else ""
+    (args.out / "README.md").write_text(page(args, found) + told)
 
 
 def run(args: argparse.Namespace, method: str, seed: int) -> dict[str, Any]:
@@ -106,6 +109,7 @@ def page(args: argparse.Namespace, found: dict[str, dict[int, dict[str, Any]]]) 
         "",
         "Mean ± standard deviation over seeds.",
         "",
+        *along(args, list(found)),
         "## Paired differences in test accuracy",
         "",
         "| pair | mean of differences | 95% interval | each seed |",
@@ -131,6 +135,26 @@ def page(args: argparse.Namespace, found: dict[str, dict[int, dict[str, Any]]]) 
             cells = [spread([part[n] for part in parts]) if n in parts[0] else "" for n in CREDAL]
             lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def along(args: argparse.Namespace, methods: list[str]) -> list[str]:
+    """Return a table of the mean test accuracy at a half, a quarter, ... of the steps."""
+    curves = {method: [curve(args.out / "runs" / f"{method}-{seed}") for seed in args.seeds] for method in methods}
+    evaluated = sorted(next(iter(curves.values()))[0])
+    wanted = [args.steps / 2**k for k in range(4, -1, -1) if args.steps / 2**k >= evaluated[0]]
+    steps = sorted({min(evaluated, key=lambda step: abs(step - some)) for some in wanted})
+    lines = ["## On the way", "", "| mean accuracy after | " + " | ".join(f"{step:,}" for step in steps) + " |"]
+    lines.append("|---|" + "---:|" * len(steps))
+    for method, runs in curves.items():
+        means = (statistics.mean(run[step] for run in runs) for step in steps)
+        lines.append(f"| {method} | " + " | ".join(f"{mean:.4f}" for mean in means) + " |")
+    return [*lines, ""]
+
+
+def curve(run: Path) -> dict[int, float]:
+    """Return a run's test accuracy by step."""
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {record["step"]: record["accuracy"] for record in records if record["phase"] == "test"}
 
 
 def spread(values: list[float]) -> str:
