@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.table import Table
 
-NAMES = ("loss", "memory", "p_values", "augment", "training", "graphs", "imports")
+NAMES = ("loss", "memory", "p_values", "augment", "training", "graphs", "imports", "cuda")
 RESULTS = Path(__file__).with_name("RESULTS.md")
 PACKAGES = ("ccssl", "torch", "numpy", "numba", "crepes", "torchcp", "entmax", "pykeen")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -82,7 +82,14 @@ def machine() -> str:
     memory = ""
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = f", {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB memory"
-    return f"{model}, {os.cpu_count()} cores{memory}, {platform.system()} {platform.machine()}"
+    return f"{model}, {os.cpu_count()} cores{memory}, {platform.system()} {platform.machine()}{accelerator()}"
+
+
+def accelerator() -> str:
+    """Name the CUDA device, if there is one."""
+    import torch
+
+    return f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
 
 
 def versions() -> dict[str, str]:
