@@ -6,6 +6,7 @@ import io
 import warnings
 import weakref
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -436,6 +437,69 @@ class TestState:
         with pytest.raises(ValueError, match="scores must be float32 or float64, one a label"):
             Calibration().fit_scores(alpha[1:], y, p.shape[1])
 
+    def test_infinite_scores_are_scores(self):
+        alpha = torch.tensor([-torch.inf, 0.0, torch.inf])
+        calibration = Calibration("hinge").fit_scores(alpha, torch.tensor([0, 1, 1]), 2)
+        p = torch.tensor([[0.5, 0.5]])  # scores of 0.5: only infinity is as nonconforming
+        assert calibration.counts(p).tolist() == [[1, 1]]
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ({"gamma": 1}, {"gamma": 1.0}),
+            ({}, {"gamma": 0.1}),
+            ({"score": SCORES["hinge"]}, {"score": "hinge"}),
+            (
+                {"score": partial(SCORES["proportion"], gamma=2)},
+                {"score": partial(SCORES["proportion"], gamma=2.0)},
+            ),
+        ],
+    )
+    def test_of_an_equal_configuration_is_taken_however_it_was_written(self, one, other):
+        first, second = Calibration(**one).fit(*data(12)), Calibration(**other)
+        second.load_state_dict(first.state_dict())
+        assert torch.equal(second.p_values(data(20, seed=1)[0]), first.p_values(data(20, seed=1)[0]))
+
+    @pytest.mark.parametrize(
+        ("score", "options"),
+        [("hinge", {}), (partial(SCORES["proportion"], gamma=3.0), {}), ("proportion", {"gamma": 3})],
+    )
+    def test_of_another_score_is_refused(self, score, options):
+        state = Calibration(score, **options).fit(*data(12)).state_dict()
+        with pytest.raises(RuntimeError, match="it was made by"):
+            Calibration().load_state_dict(state)
+
+    @pytest.mark.parametrize(
+        ("name", "broken", "message"),
+        [
+            ("scores", lambda x: x.masked_fill(x == x[0], torch.nan), "scores must be numbers"),
+            ("scores", lambda x: x.flip(0), "scores must ascend"),
+            ("scores", lambda x: x[1:], "class_counts must be the numbers of labels, 59 in sum"),
+            ("scores", lambda x: x.half(), "scores must be a list of numbers of torch.float32 or torch.float64"),
+            (
+                "class_counts",
+                lambda x: x - torch.tensor([90, -90, 0, 0, 0]),
+                "class_counts must be the numbers of labels",
+            ),
+            ("class_counts", lambda x: x.sum().reshape(1), "class_counts must be the numbers of labels"),
+            (
+                "class_counts",
+                lambda x: x + torch.tensor([1, -1, 0, 0, 0]),
+                "keys must hold as many items of each label",
+            ),
+            ("keys", lambda x: x[1:], "keys must be one for each of 60 scores"),
+            ("keys", lambda x: x + 10_000, "keys must be one for each of 60 scores, of 5 classes"),
+            ("keys", lambda x: x - 10_000, "keys must be one for each of 60 scores, of 5 classes"),
+        ],
+    )
+    def test_that_is_broken_is_refused(self, name, broken, message):
+        whole = fit(Calibration(group="label"), *data(60))
+        state = whole.state_dict()
+        receiver = Calibration(group="label")
+        with pytest.raises(RuntimeError, match=message):
+            receiver.load_state_dict({**state, name: broken(state[name])})
+        assert not receiver.fitted
+
     @pytest.mark.parametrize("cast", [torch.nn.Module.half, torch.nn.Module.bfloat16, torch.nn.Module.double])
     def test_survives_a_cast_of_the_model_around_it(self, cast):
         p, y = data(50)
@@ -586,6 +650,38 @@ class TestInput:
         with pytest.raises(ValueError, match="row 0"):
             Calibration(validate=True).fit(self.P * 3, self.Y)
 
+    @pytest.mark.parametrize(
+        ("scores", "labels", "classes", "message"),
+        [
+            (torch.tensor([0.1, torch.nan]), torch.tensor([0, 1]), 3, "scores must be numbers, got nan in row 1"),
+            (torch.rand(2), torch.tensor([0, 3]), 3, r"labels must be class indices in 0..2, got 0..3"),
+            (torch.rand(2), torch.tensor([0.0, 1.0]), 3, "labels must hold one class index a row, integers"),
+            (torch.rand(2), torch.tensor([0, 1]), 1, "classes must be the number of classes, an int of at least 2"),
+            (torch.rand(2), torch.tensor([0, 1]), 3.0, "classes must be the number of classes"),
+            ([0.1, 0.2], torch.tensor([0, 1]), 3, "scores must be a tensor, got list"),
+            (torch.rand(2), np.array([0, 1]), 3, "labels must be a tensor, got ndarray"),
+        ],
+    )
+    def test_bad_scores_are_refused(self, scores, labels, classes, message):
+        with pytest.raises(ValueError, match=message):
+            Calibration("hinge").fit_scores(scores, labels, classes)
+
+    @pytest.mark.parametrize("items", [[[0.5, 0.5]], np.array([[0.5, 0.5]]), None])
+    def test_what_is_no_tensor_is_refused(self, items):
+        with pytest.raises(ValueError, match="probabilities must be a tensor, got"):
+            Calibration().fit(items, torch.tensor([0]))
+        with pytest.raises(ValueError, match="probabilities must be a tensor, got"):
+            Calibration().fit(self.P, self.Y).p_values(items)
+
+    def test_smoothed_p_values_have_no_floor_to_warn_of(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            Calibration(smooth=True).fit(self.P, self.Y).predict_set(self.P, 0.01, generator=generator())
+        with pytest.warns(UserWarning, match="every p-value is the item's draw"):
+            Calibration(smooth=True).fit(self.P[:0], self.Y[:0])
+        with pytest.warns(UserWarning, match=r"is the item's draw, which knows nothing: 4 of 5 classes have none"):
+            Calibration(smooth=True, group="label").fit(self.P, torch.zeros_like(self.Y))
+
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_softmax_in_any_precision_is_a_distribution(self, dtype):
         p = (5 * torch.randn(200, 1000, generator=generator())).to(dtype).softmax(-1)
@@ -610,6 +706,9 @@ class TestInput:
             ({"score": "proportion", "gamma": -1.0}, "gamma must be a finite number, at least 0, got -1"),
             ({"group": "class"}, "group must be None or 'label', got 'class'"),
             ({"chunk_size": 0}, "chunk_size must be at least 1, an int, got 0"),
+            ({"score": 3}, "score must be one of .*, or a function, got 3"),
+            ({"smooth": "yes"}, "smooth must be True or False, got 'yes'"),
+            ({"validate": 1}, "validate must be True, False or None, got 1"),
         ],
     )
     def test_bad_configuration_is_refused_at_once(self, kwargs, message):

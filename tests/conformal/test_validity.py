@@ -5,6 +5,7 @@ The statistical tests come in pairs: the same test passes what is sound and reje
 
 import dataclasses
 import json
+import warnings
 from fractions import Fraction
 from functools import cache
 from itertools import combinations
@@ -15,7 +16,7 @@ import pytest
 import torch
 from scipy.stats import beta, betabinom, binom
 
-from ccssl.conformal import SCORES, Calibration, audit, efficiency, validity_error
+from ccssl.conformal import SCORES, Calibration, audit, efficiency, validity, validity_error
 from ccssl.credal.possibility import NORMALIZATIONS, Levels, possibility
 
 
@@ -287,6 +288,12 @@ def ranked(test_ranks, size, items):
     return Calibration("hinge").fit(p[~fresh], labels[~fresh]), p[fresh], labels[fresh]
 
 
+def fit_quietly(calibration, size):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return calibration.fit(*data(size))
+
+
 def quick(*args, level=0.3, **kwargs):
     return audit(*args, level=level, simulations=60, **kwargs)
 
@@ -383,6 +390,42 @@ class TestAuditLaw:
             alarms += not audit(calibration, *fresh, level=0.1, simulations=99, generator=draw).valid
         assert binom.sf(23, 80, 0.1) < 1e-6
         assert alarms < 24
+
+    @pytest.mark.parametrize("kwargs", [{}, {"group": "label"}, {"smooth": True}])
+    def test_cells_that_are_taken_together_keep_the_law(self, kwargs, monkeypatch):
+        calibration, fresh = fit_quietly(Calibration(**kwargs), 300), data(400, seed=1)
+        every = audit(calibration, *fresh, simulations=4000, generator=generator())
+        monkeypatch.setattr(validity, "SIMULATED_CELLS", 40)
+        monkeypatch.setattr(validity, "FEWEST_THRESHOLDS", 12)
+        some = audit(calibration, *fresh, simulations=4000, generator=generator())
+        assert some.rows == every.rows
+        assert len(some.curve.threshold) < len(every.curve.threshold) / 5
+        exact = dict(
+            zip(every.curve.threshold, zip(*dataclasses.astuple(every.curve)[1:], strict=True), strict=True)
+        )
+        found = zip(*dataclasses.astuple(some.curve), strict=True)
+        for threshold, error, low, high in found:
+            assert error == pytest.approx(exact[threshold][0], abs=1e-12)
+            assert (low, high) == pytest.approx(exact[threshold][1:], abs=0.012)  # simulated both times
+
+    def test_faults_are_found_with_cells_taken_together(self, monkeypatch):
+        monkeypatch.setattr(validity, "SIMULATED_CELLS", 40)
+        calibration, (new, labels) = Calibration().fit(*data(300)), data(400, seed=1)
+        wrong = (labels + (torch.arange(400) % 4 == 0)) % 4  # every fourth label is another
+        assert audit(calibration, new, labels).uniformity.excess_p_value > 0.01
+        assert audit(calibration, new, wrong).uniformity.excess_p_value < 0.01
+
+    def test_the_law_of_many_items_loses_nothing_that_matters(self):
+        laws = [
+            betabinom.pmf(np.arange(n + 1), n, a, b) for n, a, b in ((2000, 3, 40), (500, 10, 90), (30, 0.5, 9))
+        ]
+        exact, found = laws[0], laws[0]
+        for law in laws[1:]:
+            exact, found = np.convolve(exact, law), validity._law_of_sum(found, law)
+        np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-29)
+        np.testing.assert_allclose(
+            validity._law(700, 13, 80), betabinom.pmf(np.arange(701), 700, 13, 67), rtol=1e-9
+        )
 
 
 class TestAuditVerdict:
