@@ -15,16 +15,15 @@ pytest.importorskip("triton", reason="needs triton: pip install triton, where th
 SCRIPT = """
 import itertools
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from ccssl.credal.kernels import triton as kernels
 
-REAL, DOUBLE, INT, LONG = "*fp32", "*fp64", "*i32", "*i64"
-TYPES = {
-    "logits": REAL, "pi": REAL, "loss": REAL, "out": REAL, "most": REAL, "counts": INT, "top": INT, "order": LONG,
-    "peaks": DOUBLE, "masses": DOUBLE, "before": DOUBLE, "after": DOUBLE, "totals": DOUBLE, "log_r": DOUBLE,
-    "start": INT, "stop": INT, "K": "i32", "size": "i32", "split": "i32", "chunks": "i32", "width": "i32",
-}
+TYPES = dict.fromkeys(("logits", "pi", "loss", "out", "most"), "*fp32")
+TYPES |= dict.fromkeys(("levels", "before", "after", "log_r", "totals", "log_totals", "ratios"), "*fp64")
+TYPES |= dict.fromkeys(("counts", "places", "corners"), "*i32") | dict.fromkeys(("top", "order"), "*i64")
+TYPES |= dict.fromkeys(("K", "size", "chunks"), "i32")
 
 
 def compiled(name, warps=4, **constants):
@@ -36,21 +35,20 @@ def compiled(name, warps=4, **constants):
     assert found.asm["cubin"]
 
 
-tiles = {"CLASSES": 32, "GROUPS": 128}
-for top, proportional, whole in itertools.product([True, False], repeat=3):
-    compiled(
-        "_levels_row", HAS_TOP=top, PROPORTIONAL=proportional, GRADIENT=proportional, WHOLE=whole, **tiles
-    )
-compiled("_measure_row", HAS_TOP=True, **tiles)
-compiled("_measure_row", HAS_TOP=False, **tiles)
-compiled("_sorted_row", SLACK=1e-6, GRADIENT=True, BLOCK=128)
+for top, proportional, key in itertools.product([True, False], [True, False], [tl.int32, tl.int64]):
+    constants = {"HAS_TOP": top, "PROPORTIONAL": proportional, "GRADIENT": top, "KEY": key}
+    compiled("_levels_row", warps=1, BLOCK=32, **constants)
+for block, warps in ((32, 1), (256, 4)):
+    for precision in ("*fp32", "*fp64"):
+        TYPES |= dict.fromkeys(("logits", "pi", "loss", "out", "most"), precision)
+        compiled("_real_row", warps=warps, SLACK=1e-6, GRADIENT=True, BLOCK=block)
 compiled("_chunks_row", CHUNK=128)
-compiled("_merge_row", warps=1, CHUNK=128, CHUNKS=32, FILL=64)
-compiled("_spread_row", GRADIENT=True, CHUNK=128, CHUNKS=32)
+compiled("_join_row", CHUNK=128, CHUNKS=32, FILL=64)
+compiled("_spread_row", GRADIENT=True, CHUNK=128)
 import ast, inspect
 written = {f.name for f in ast.parse(inspect.getsource(kernels)).body if isinstance(f, ast.FunctionDef)}
 launched = {name for name in written if name.endswith("_row")}
-assert launched == {"_levels_row", "_measure_row", "_sorted_row", "_chunks_row", "_merge_row", "_spread_row"}, launched
+assert launched == {"_levels_row", "_real_row", "_chunks_row", "_join_row", "_spread_row"}, launched
 print("compiled")
 """
 
