@@ -222,7 +222,7 @@ class Training:
             draw = draw_weak(
                 len(ids), height, width, self.data.flip, generator(self.config.seed, step, CALIBRATION_VIEW)
             )
-            images = weak(images, draw.to(self.device))
+            images = weak(images, draw.to(self.device, non_blocking=True))
         with evaluating(network):
             logits = torch.cat([self._logits(network, part) for part in images.split(self.config.eval_batch)])
         method.calibrate(collective.broadcast(logits), self.calibration_labels)

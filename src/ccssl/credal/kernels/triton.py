@@ -44,7 +44,7 @@ from torch import Tensor
 from ccssl.credal import faults
 
 LOST = tl.constexpr(1e-9)
-WHOLE = 16384  # the longest row that one program takes; a class must fit into 16 bits
+WHOLE = 4096  # the longest row that one program takes; a class must fit into 16 bits
 EACH = 8  # classes for a thread
 CHUNK = 1024
 FILL = 512  # ratios written at once
