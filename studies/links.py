@@ -25,7 +25,6 @@ import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,29 @@ from ccssl.graphs.predictor import LinkPredictor
 GRAPHS = ("umls", "kinship")
 Settings = Mapping[str, Any]
 
-# What all runs have in common.
+# What no line below changes: all of it is said, for the defaults of GraphConfig follow from this study.
+PLAIN: Settings = {
+    "split": "40:40:20",
+    "split_mode": "paired",
+    "normalize": "none",
+    "input_dropout": 0.0,
+    "dropout": 0.0,
+    "init_scale": 0.1,
+    "loss": "ce",
+    "optimizer": "adam",
+    "schedule": "constant",
+    "n3": 0.0,
+    "ramp_up": 50,
+    "calibrate_every": 1,
+    "per_relation": False,
+    "min_p_value": 0.0,
+    "temperature": 1.0,
+    "reuse_calibration": False,
+    "align": False,
+    "exclude_known": True,
+    "select": "best",
+}
+# What all runs have in common beside it.
 COMMON: Settings = {
     "model": "complex",
     "batch_of": "queries",
@@ -124,18 +145,14 @@ def main() -> None:
 
 
 def config(settings: Settings, graph: str, seed: int) -> GraphConfig:
-    return GraphConfig(**{**settings, "dataset": graph, "seed": seed, "device": "cpu"})
+    return GraphConfig(**{**PLAIN, **settings, "dataset": graph, "seed": seed, "device": "cpu"})
 
 
 def name_of(settings: Settings, graph: str, seed: int) -> str:
-    """Return the stable name of a run: what is not the default."""
-    told = config(settings, graph, seed)
-    words = [graph]
-    for f in fields(told):
-        value = getattr(told, f.name)
-        if f.name not in ("dataset", "device", "options") and (value != f.default or f.name in ("method", "seed")):
-            words.append(f"{f.name}={value}".replace(":", "-"))
-    return ",".join(words)
+    """Return the stable name of a run: what it does not have in common with all others."""
+    usual = {**PLAIN, **COMMON}
+    told = {name: value for name, value in settings.items() if usual.get(name) != value} | {"seed": seed}
+    return ",".join([graph, *(f"{name}={value}".replace(":", "-") for name, value in told.items())])
 
 
 def make(tried: Mapping[str, Settings], seeds: Sequence[int], runs: Path, workers: int) -> None:
@@ -185,8 +202,7 @@ def judged(settings: Settings, graph: str, seed: int, runs: Path) -> dict[str, A
 
 
 def settings_told(settings: Settings) -> dict[str, Any]:
-    default = asdict(GraphConfig())
-    return {name: value for name, value in settings.items() if value != default[name] or name == "method"}
+    return {name: value for name, value in settings.items() if PLAIN.get(name) != value}
 
 
 def page(found: Mapping[str, Any], final: Mapping[str, Settings]) -> list[str]:
