@@ -195,7 +195,7 @@ def data(parser: argparse.ArgumentParser) -> Run:
 
 def paper(parser: argparse.ArgumentParser) -> Run:
     """List, run and show the tables and figures of the paper, ours beside the printed ones."""
-    from ccssl.experiments.commands import COMMANDS as paper_commands
+    from ccssl.reports.paper_commands import COMMANDS as paper_commands
 
     return add_commands(parser, paper_commands)
 

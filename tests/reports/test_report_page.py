@@ -18,7 +18,7 @@ from ccssl.reports.page import render
 from ccssl.reports.report import report
 
 MOST_BYTES = 3_000_000
-VOID = ("meta", "img", "br", "hr", "input", "link")
+VOID = ("meta", "img", "br", "hr", "input", "link", "wbr")
 
 
 class Page(HTMLParser):

@@ -1,4 +1,4 @@
-"""The commands of ``ccssl paper``: parse and call, nothing else.
+"""The commands of ``ccssl paper`` that make runs: parse and call, nothing else. ``ccssl.reports`` adds what shows them.
 
 As in ``ccssl.cli``, a command adds its arguments to a parser and returns what to call with the parsed ones, and imports
 what is heavy when it is called.
@@ -19,7 +19,6 @@ Command = Callable[[argparse.ArgumentParser], Run]
 
 SCALES = ("smoke", "reduced", "paper")
 ENGINES = ("processes", "ray")
-FORMATS = ("text", "markdown", "latex", "csv")
 
 
 def list_(parser: argparse.ArgumentParser) -> Run:
@@ -54,7 +53,7 @@ def list_(parser: argparse.ArgumentParser) -> Run:
 
 def run_(parser: argparse.ArgumentParser) -> Run:
     """Make the runs of tables and figures that are missing; what was begun goes on where it stopped."""
-    _add_names(parser)
+    add_names(parser)
     parser.add_argument(
         "--scale", choices=SCALES, required=True, help="how large: ccssl paper list shows how many runs"
     )
@@ -107,36 +106,9 @@ def run_(parser: argparse.ArgumentParser) -> Run:
     return run
 
 
-def show(parser: argparse.ArgumentParser) -> Run:
-    """Print tables, ours beside the paper's; figures become SVG files, and their numbers CSV."""
-    _add_names(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the study")
-    parser.add_argument("--scale", choices=SCALES, help="at which scale (default: the one that was run)")
-    parser.add_argument(
-        "--format", choices=FORMATS, default="text", help="of what is printed (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--figure",
-        choices=("last", "median20"),
-        default="last",
-        help="of test data: after the last step, or the median of the last 20 evaluations (default: %(default)s)",
-    )
-
-    def run(args: argparse.Namespace) -> None:
-        from ccssl.experiments.paper.plan import choose
-        from ccssl.experiments.paper.show import scale_of, shown
-
-        names = choose(args.names)
-        phase = "test" if args.figure == "last" else args.figure
-        scale = args.scale or scale_of(names, args.out)
-        for i, part in enumerate(shown(names, args.out, scale, args.format, phase)):
-            print("\n" * (i > 0) + part, end="")
-
-    return run
+COMMANDS: dict[str, Command] = {"list": list_, "run": run_}
 
 
-COMMANDS: dict[str, Command] = {"list": list_, "run": run_, "show": show}
-
-
-def _add_names(parser: argparse.ArgumentParser) -> None:
+def add_names(parser: argparse.ArgumentParser) -> None:
+    """Add the names of artifacts."""
     parser.add_argument("names", metavar="NAME", nargs="+", help="a table or figure (ccssl paper list), or all")

@@ -20,7 +20,7 @@ FIGURES = "figures"  # folder below a study's folder
 def scale_of(names: Sequence[str], out: Path) -> str:
     """Return the scale at which something was run for these artifacts; that of the paper where nothing was."""
     every = {scale: Results(out, scale) for scale in SCALES}
-    found = [scale for scale, results in every.items() if any(_is_run(name, results) for name in names)]
+    found = [scale for scale, results in every.items() if any(is_run(name, results) for name in names)]
     if len(found) > 1:
         raise InputError(f"{out} holds runs at the scales {' and '.join(found)}: choose one with --scale.")
     return found[0] if found else "paper"
@@ -28,7 +28,7 @@ def scale_of(names: Sequence[str], out: Path) -> str:
 
 def shown(names: Sequence[str], out: Path, scale: str, form: str, phase: str = "test") -> Iterator[str]:
     """Yield each artifact in a format; pictures are written below ``out``."""
-    if any(_needs_runs(name) for name in names) and not out.is_dir():
+    if any(needs_runs(name) for name in names) and not out.is_dir():
         raise InputError(f"there is no study in {out}: run one by `ccssl paper run {names[0]} --out {out}`.")
     results = Results(out, scale)
     for name in names:
@@ -44,7 +44,7 @@ def shown(names: Sequence[str], out: Path, scale: str, form: str, phase: str = "
 def _write_pictures(name: str, results: Results, numbers: str, phase: str) -> list[Path]:
     """Write an artifact's pictures and their numbers; return the pictures."""
     folder, written = results.out / FIGURES, []
-    stem = f"{name}-{results.scale}" if _needs_runs(name) else name
+    stem = f"{name}-{results.scale}" if needs_runs(name) else name
     for ending, svg in pictures(ARTIFACTS[name], results, phase):
         folder.mkdir(parents=True, exist_ok=True)
         written.append(folder / f"{stem}{ending}.svg")
@@ -54,12 +54,14 @@ def _write_pictures(name: str, results: Results, numbers: str, phase: str) -> li
     return written
 
 
-def _needs_runs(name: str) -> bool:
+def needs_runs(name: str) -> bool:
+    """Tell whether there is nothing to show of an artifact before runs have been made."""
     artifact = ARTIFACTS[name]
     return isinstance(artifact, Table | Curves) and artifact.kind != "counts"
 
 
-def _is_run(name: str, results: Results) -> bool:
+def is_run(name: str, results: Results) -> bool:
+    """Tell whether runs of an artifact have been made."""
     artifact = ARTIFACTS[name]
     if not isinstance(artifact, Table | Curves):
         return False

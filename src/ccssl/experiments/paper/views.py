@@ -34,6 +34,7 @@ from ccssl.experiments.spaces import SPACES, Value
 from ccssl.experiments.study import duration
 
 NOTHING = "–"
+OURS, PAPER = "ours", "paper"
 
 
 class Cell(NamedTuple):
@@ -62,6 +63,18 @@ class View:
     notes: tuple[str, ...]
     pictures: tuple[Path, ...] = ()
     best: str = "best of its column"  # what the marked cells are
+    made: str = ""  # how ours came about; also part of the title
+
+
+class Circumstances(NamedTuple):
+    """How ours came about: of an artifact, or of several together."""
+
+    runs: int
+    seeds: str
+    steps: str
+    time: str
+    machines: str
+    data: tuple[str, ...]
 
 
 def view(
@@ -85,7 +98,8 @@ def view(
             grids += (_choices(artifact, results),)
     notes = tuple(_notes(artifact, results, part))
     best = "best of its group of rows" if isinstance(artifact, Table) and artifact.best_in_group else View.best
-    return View(name, title + _scale(artifact, results), grids, notes, tuple(pictures), best)
+    made = _scale(artifact, results)
+    return View(name, f"{title} {made}".rstrip(), grids, notes, tuple(pictures), best, made)
 
 
 def part_of(artifact: Table | Curves, phase: str) -> str:
@@ -98,9 +112,13 @@ def _scale(artifact: Table | Curves, results: Results) -> str:
     if artifact.kind == "counts":
         return ""
     scale = SCALES[results.scale]
-    counts = sorted({len(runs) for runs in _runs(artifact, results) if runs})
     title = scale.graphs.title if artifact.kind == "graphs" else scale.title
-    return f" at the scale {results.scale}: {title}; {_seeds(counts)}"
+    return f"at the scale {results.scale}: {title}; {_seeds(_numbers([artifact], results))}"
+
+
+def _numbers(artifacts: Iterable[Table | Curves], results: Results) -> list[int]:
+    """Return the numbers of seeds that cells have, ascending."""
+    return sorted({len(runs) for artifact in artifacts for runs in _runs(artifact, results) if runs})
 
 
 def _seeds(counts: Sequence[int]) -> str:
@@ -121,7 +139,7 @@ def _runs(artifact: Table | Curves, results: Results) -> Iterator[list[Any]]:
 def _grid(table: Table, results: Results, phase: str, heads: tuple[str, ...], columns: tuple[Column, ...]) -> Grid:
     """Return columns with common heads: ours beside the paper's, where anything was printed."""
     with_paper = any(column.printed for column in columns) and _printed(table)
-    sides = ("ours", *("paper",) * with_paper)
+    sides = (OURS, *(PAPER,) * with_paper)
     cells: dict[Row, list[Cell]] = {row: [] for row in table.rows}
     for column in columns:
         ours = {row: results.figure(table, row, column, phase) for row in table.rows}
@@ -322,7 +340,7 @@ def _gaps(artifact: Table | Curves, results: Results) -> Iterator[str]:
             out.append(head)
         missing += [(row.head, head) for row in planned if not results.runs(artifact, row, column)]
     if out:
-        yield f"Not part of this scale: {'; '.join(out)}."
+        yield f"Not part of this scale: {'; '.join(out).removesuffix('.')}."
     if missing:
         yield f"Not run yet, or its data set is not here: {_places(missing)}."
 
@@ -348,34 +366,45 @@ def _grids(table: Table, results: Results) -> Iterator[str]:
 
 def _circumstances(artifact: Table | Curves, results: Results) -> Iterator[str]:
     """Say on what machine and on how much data ours was run."""
-    graphs, scale = artifact.kind == "graphs", SCALES[results.scale]
-    stand_in = scale.graphs.stand_in if graphs else scale.stand_in
-    runs: dict[Path, str] = {}
-    for column in artifact.columns:
-        dataset = column.settings["dataset"]
-        title = stand_in or (GRAPHS[dataset] if graphs else DATASETS[dataset].title)
-        runs |= {path: title for row in artifact.rows for path in results.runs(artifact, row, column)}
-    if not runs:
+    made = circumstances([artifact], results)
+    if made is None:
         return
-    found = {path: results.result(path) for path in runs}
-    steps = " or ".join(f"{n:,}" for n in sorted({result["steps"] for result in found.values()}))
-    hours = duration(sum(result["cost"]["seconds"] for result in found.values()))
-    costs = [result["cost"] for result in found.values()]
-    machines = sorted(
-        {f"{cost['device']} on {cost['machine']}, threads a run: {cost['threads']}" for cost in costs}
+    beside = ", those of the grids that are not shown left out" if artifact.kind == "graphs" else ""
+    yield f"Ours: {made.runs} runs of {made.steps} steps, {made.time} of computing in all{beside}; {made.machines}."
+    yield f"Data of ours: {'; '.join(made.data)}."
+
+
+def circumstances(artifacts: Sequence[Table | Curves], results: Results) -> Circumstances | None:
+    """Return how ours came about, or None where there is nothing of ours."""
+    runs: dict[Path, str] = {}  # each with its data
+    for artifact in artifacts:
+        for column in artifact.columns:
+            for path in (path for row in artifact.rows for path in results.runs(artifact, row, column)):
+                runs[path] = _data(artifact, column, results, path)
+    if not runs:
+        return None
+    found = [results.result(path) for path in runs]
+    costs = [result["cost"] for result in found]
+    machines = {f"{cost['device']} on {cost['machine']}, threads a run: {cost['threads']}" for cost in costs}
+    return Circumstances(
+        len(runs),
+        _seeds(_numbers(artifacts, results)),
+        " or ".join(f"{n:,}" for n in sorted({result["steps"] for result in found})),
+        duration(sum(cost["seconds"] for cost in costs)),
+        "; ".join(sorted(machines)),
+        tuple(dict.fromkeys(runs.values())),
     )
-    beside = ", those of the grids that are not shown left out" if graphs else ""
-    yield f"Ours: {len(runs)} runs of {steps} steps, {hours} of computing in all{beside}; {'; '.join(machines)}."
-    sizes = {}
-    for path, title in runs.items():
-        split = found[path]["split"]
-        if graphs:
-            size = f"{split['validation']:,} validation and {split['test']:,} test facts"
-        else:
-            pool = sum(split[part] for part in ("labeled", "calibration", "unlabeled", "validation"))
-            size = f"{pool:,} training and {split['test']:,} test images"
-        sizes[f"{title}, {size}"] = None
-    yield f"Data of ours: {'; '.join(sizes)}."
+
+
+def _data(artifact: Table | Curves, column: Column, results: Results, path: Path) -> str:
+    """Return the data of a run of a column, and how many there are."""
+    scale, split, dataset = SCALES[results.scale], results.result(path)["split"], column.settings["dataset"]
+    if artifact.kind == "graphs":
+        title = scale.graphs.stand_in or GRAPHS[dataset]
+        return f"{title}, {split['validation']:,} validation and {split['test']:,} test facts"
+    pool = sum(split[part] for part in ("labeled", "calibration", "unlabeled", "validation"))
+    title = scale.stand_in or DATASETS[dataset].title
+    return f"{title}, {pool:,} training and {split['test']:,} test images"
 
 
 def _places(pairs: Sequence[tuple[str, str]]) -> str:
