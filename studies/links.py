@@ -89,13 +89,31 @@ _WEIGHTS: dict[str, Settings] = {
     "weight 0.1, aligned": {"lambda_u": 0.1, "align": True},
     "weight 0.3, aligned": {"lambda_u": 0.3, "align": True},
 }
+# Calibration queries as pseudo-labels have them: asked and not answered. Their answers calibrate, and do no more.
+_REUSED: dict[str, Settings] = {
+    f"weight {weight}, aligned, calibration queries too": {
+        "lambda_u": weight,
+        "align": True,
+        "reuse_calibration": True,
+    }
+    for weight in (0.1, 0.3)
+}
+_CAREFUL: dict[str, Settings] = {
+    "weight 0.03, aligned": {"lambda_u": 0.03, "align": True},
+    "weight 0.1, aligned, confidence from 0.5": {"lambda_u": 0.1, "align": True, "options": {"threshold": 0.5}},
+}
 METHODS: dict[str, dict[str, Settings]] = {
     "supervised": {"": {"method": "supervised"}},
     "pseudo-label": {
-        name: {"method": "pseudo-label", "split": "40:60", **settings} for name, settings in _WEIGHTS.items()
+        name: {"method": "pseudo-label", "split": "40:60", **settings}
+        for name, settings in {**_WEIGHTS, **_CAREFUL}.items()
     },
-    "ccssl-diff": {name: {"method": "ccssl-diff", **settings} for name, settings in _WEIGHTS.items()},
-    "ccssl-prop": {name: {"method": "ccssl-prop", **settings} for name, settings in _WEIGHTS.items()},
+    "ccssl-diff": {
+        name: {"method": "ccssl-diff", **settings} for name, settings in {**_WEIGHTS, **_REUSED}.items()
+    },
+    "ccssl-prop": {
+        name: {"method": "ccssl-prop", **settings} for name, settings in {**_WEIGHTS, **_REUSED}.items()
+    },
 }
 BASE_SEEDS, METHOD_SEEDS, FINAL_SEEDS = (0,), (0, 1), (0, 1, 2, 3, 4)
 FIGURES = ("mrr", "hits@1", "hits@3", "hits@10")
@@ -151,7 +169,8 @@ def config(settings: Settings, graph: str, seed: int) -> GraphConfig:
 def name_of(settings: Settings, graph: str, seed: int) -> str:
     """Return the stable name of a run: what it does not have in common with all others."""
     usual = {**PLAIN, **COMMON}
-    told = {name: value for name, value in settings.items() if usual.get(name) != value} | {"seed": seed}
+    told = {name: value for name, value in settings.items() if usual.get(name) != value and name != "options"}
+    told |= {**settings.get("options", {}), "seed": seed}
     return ",".join([graph, *(f"{name}={value}".replace(":", "-") for name, value in told.items())])
 
 

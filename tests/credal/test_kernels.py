@@ -73,6 +73,19 @@ def test_rounds_of_merging_lose_no_vertex(kind, scale):
             torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("size", [9, 10, 61, 62, 63, 509, 510, 511, 512, 513, 839, 840, 841])
+@pytest.mark.parametrize("with_top", [False, True])
+def test_marks_reach_the_last_level(size, with_top):
+    """Marks are kept for groups of 64 levels, eight at a time; more levels than some number are sorted instead."""
+    logits = logits_and_pi(30, 10, 3, seed=size)[0]
+    pi = levels(30, 10, size, "top" if with_top else "proportional", seed=size, with_top=with_top)
+    pi.counts[::2, 0], pi.counts[::3, 1] = size, -1
+    for precision in (torch.float64, torch.float32):
+        expected = solve("torch", logits.to(precision).double(), pi, True)[1]
+        found = solve("numba", logits.to(precision), pi, True)[1].double()
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 if precision == torch.float64 else 3e-6)
+
+
 def curves(classes, seed):
     """Rows of possibilities that are hard in different ways, and logits from flat to certain."""
     g = torch.Generator().manual_seed(seed)

@@ -12,10 +12,10 @@ a round drops all such points, usually half of all. When few are left, or rounds
 by one. Blocks only ever add masses, so that nothing cancels; and no mass is 0, for two points in one place would
 drop each other.
 
-*Few levels* (``solve_levels``). Conformal counts need no sort: a first pass adds q into one bucket a level, the hull
-is found over the buckets, a second pass multiplies. Four interleaved sets of buckets are kept where levels are not
-many times the classes: conformal counts repeat (most classes of a confident prediction have count 0), and adding to
-one address again and again waits for its own result.
+*Levels* (``solve_levels``). Conformal counts need no sort: a first pass adds q into one bucket a level, the hull is
+found over the buckets, a second pass multiplies. Four interleaved sets of buckets are kept: conformal counts repeat
+(most classes of a confident prediction have count 0), and adding to one address again and again waits for its own
+result. Where levels outnumber classes most buckets are empty, and marks tell which are not (``_occupied``).
 
 *Real values* (``solve``). Classes are sorted, by integers that hold the possibility and the class. Those of 32 bits,
 which sort faster, round the possibility; classes that share a step are put in order afterwards (``_settle``).
@@ -57,9 +57,8 @@ from ccssl.credal import faults
 # Rows whose last block has less mass than this are solved in log-space: the smallest normal number, with a
 # margin of about ten digits.
 TINY = {torch.float32: 1e-27, torch.float64: 1e-297}
-# With more levels than this sorting classes is cheaper than scanning levels.
-LEVELS, LEVELS_PER_CLASS = 200, 3
-COPIES_UP_TO = 4  # levels a class up to which four sets of buckets pay
+# With more levels than this sorting classes is cheaper than looking for levels.
+LEVELS, LEVELS_PER_CLASS = 200, 64
 PARALLEL_WORK = 1 << 17  # numbers in a call from which several threads pay
 SORT_WORK = 1 << 16  # numbers sorted at once: bounds the extra memory
 EXP_WORK = 1 << 12  # numbers whose exponential is taken at once: they stay in the fastest cache
@@ -260,6 +259,46 @@ def _factors(
 
 
 @_jit
+def _occupied(
+    count_K: np.ndarray, low: int, high: int, mark_J: np.ndarray, group_G: np.ndarray, level_B: np.ndarray
+) -> int:
+    """Write the levels that some class has, ascending; return how many they are.
+
+    Marks are bytes, since storing one waits for nothing; they are read and cleared eight at a time, and first of all
+    those of the groups of 64 levels that hold any.
+    """
+    eight_W, groups_H = mark_J.view(np.uint64), group_G.view(np.uint64)
+    for k in range(len(count_K)):
+        mark_J[count_K[k] + 1] = 1
+        group_G[(count_K[k] + 1) >> 6] = 1
+    levels = 0
+    for h in range(low >> 9, (high >> 9) + 1):
+        if groups_H[h] == 0:
+            continue
+        for g in range(8 * h, 8 * h + 8):
+            if group_G[g] == 0:
+                continue
+            for w in range(8 * g, 8 * g + 8):
+                if eight_W[w] == 0:
+                    continue
+                for j in range(8 * w, 8 * w + 8):
+                    level_B[levels] = j
+                    levels += mark_J[j]
+                eight_W[w] = 0
+        groups_H[h] = 0
+    return levels
+
+
+@_jit
+def _add_up(mass_CJ: np.ndarray, j: int) -> None:
+    """Add the four masses of a level into the first, and clear the others."""
+    mass_CJ[0, j] = (mass_CJ[0, j] + mass_CJ[1, j]) + (mass_CJ[2, j] + mass_CJ[3, j])
+    mass_CJ[1, j] = 0
+    mass_CJ[2, j] = 0
+    mass_CJ[3, j] = 0
+
+
+@_jit
 def _levels_rows(
     z_NK: np.ndarray,
     good_N: np.ndarray,
@@ -276,9 +315,13 @@ def _levels_rows(
     """Solve rows of quantised pi. ``out_NK`` holds exp(z) up to a factor; it is overwritten."""
     N, K = z_NK.shape
     has_top = len(top_N) > 0
-    copies = 4 if size + 3 <= COPIES_UP_TO * K else 1
+    marked = size >= K
+    most_blocks = min(size, K) + 4 if marked else size + 4
     mass_CJ, factor_J = np.zeros((4, size + 3)), np.zeros(size + 3, out_NK.dtype)
-    top_B, mass_B, last_B = np.empty(size + 4), np.empty(size + 4), np.empty(size + 4, np.int64)
+    top_B, mass_B, last_B = np.empty(most_blocks), np.empty(most_blocks), np.empty(most_blocks, np.int64)
+    level_B = np.empty(most_blocks, np.int64)
+    groups = 8 * ((size + 2) // 512 + 1)
+    mark_J, group_G = np.zeros(64 * groups, np.uint8), np.zeros(groups, np.uint8)
     for n in range(N):
         e_K, count_K = out_NK[n], counts_NK[n]
         loss_N[n] = np.nan
@@ -299,34 +342,33 @@ def _levels_rows(
         if has_top:
             e_top = e_K[top]
             e_K[top] = 0
-        if copies == 4:
-            whole = K // 4 * 4
-            for k in range(0, whole, 4):
-                mass_CJ[0, count_K[k] + 1] += e_K[k]
-                mass_CJ[1, count_K[k + 1] + 1] += e_K[k + 1]
-                mass_CJ[2, count_K[k + 2] + 1] += e_K[k + 2]
-                mass_CJ[3, count_K[k + 3] + 1] += e_K[k + 3]
-            for k in range(whole, K):
-                mass_CJ[0, count_K[k] + 1] += e_K[k]
+        whole = K // 4 * 4
+        for k in range(0, whole, 4):
+            mass_CJ[0, count_K[k] + 1] += e_K[k]
+            mass_CJ[1, count_K[k + 1] + 1] += e_K[k + 1]
+            mass_CJ[2, count_K[k + 2] + 1] += e_K[k + 2]
+            mass_CJ[3, count_K[k + 3] + 1] += e_K[k + 3]
+        for k in range(whole, K):
+            mass_CJ[0, count_K[k] + 1] += e_K[k]
+        levels = _occupied(count_K, low, high, mark_J, group_G, level_B) if marked else 0
+        for i in range(levels):
+            _add_up(mass_CJ, level_B[i])
+        if not marked:
             for j in range(low, high + 1):
-                mass_CJ[0, j] = (mass_CJ[0, j] + mass_CJ[1, j]) + (mass_CJ[2, j] + mass_CJ[3, j])
-                mass_CJ[1, j] = 0
-                mass_CJ[2, j] = 0
-                mass_CJ[3, j] = 0
-        else:
-            for k in range(K):
-                mass_CJ[0, count_K[k] + 1] += e_K[k]
+                _add_up(mass_CJ, j)
 
         # The hull over the levels that have mass, and over the top class behind them where there is one.
         impossible = mass_CJ[0, 0]
         mass_CJ[0, 0] = 0
         unit = high if proportional else size + 1
         blocks = 0
-        for j in range(max(low, 1), high + 1):
+        first = max(low, 1)
+        for i in range(levels if marked else high + 1 - first):
+            j = level_B[i] if marked else first + i
             mass = mass_CJ[0, j]
             mass_CJ[0, j] = 0
             top_B[blocks], mass_B[blocks], last_B[blocks] = j / unit, mass, j
-            blocks += mass > 0 or (j == high and not has_top)
+            blocks += j > 0 and (mass > 0 or (j == high and not has_top))
         if has_top:
             top_B[blocks], mass_B[blocks], last_B[blocks] = 1.0, e_top, high
             blocks += 1
@@ -344,11 +386,17 @@ def _levels_rows(
 
         # Second pass: p = q r.
         loss_N[n], factor_J[0] = _factors(top_B, mass_B, blocks, impossible, gradient, scale)
-        first = max(low, 1)
-        for b in range(blocks):
-            for j in range(first, last_B[b] + 1):
-                factor_J[j] = mass_B[b]
-            first = last_B[b] + 1
+        if marked:
+            b = 0
+            for i in range(levels):
+                while last_B[b] < level_B[i]:
+                    b += 1
+                factor_J[level_B[i]] = mass_B[b] if level_B[i] > 0 else factor_J[0]
+        else:
+            for b in range(blocks):
+                for j in range(first, last_B[b] + 1):
+                    factor_J[j] = mass_B[b]
+                first = last_B[b] + 1
         for k in range(K):
             e_K[k] *= factor_J[count_K[k] + 1]
         if has_top:
