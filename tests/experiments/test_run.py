@@ -460,3 +460,102 @@ def test_the_table_of_a_result_says_which_network_is_reported():
     assert "0.5000" in second
     assert "after the last step" in result_table({"test": last, "reported": "last"})
     assert "after the last step" not in result_table({"test": last})
+
+
+def archive(path, seed=0, **changes):
+    data = toy_data(seed=seed)
+    arrays = {
+        "train_images": data.train_images,
+        "train_labels": data.train_labels,
+        "test_images": data.test_images,
+        "test_labels": data.test_labels,
+    }
+    np.savez(path, **{**arrays, **changes})
+    return path
+
+
+def test_a_run_finds_its_data_from_any_folder_and_after_they_moved(tmp_path, monkeypatch):
+    def go(dataset, **options):
+        return train(toy_config(dataset=dataset), tmp_path / "run", network=make(Normed), quiet=True, **options)
+
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(archive(tmp_path / "here" / "toy.npz").parent)
+    result = go("toy.npz")
+    monkeypatch.chdir(tmp_path)
+    assert load_run(tmp_path / "run", network=make(Normed)).steps_done == 12
+    (tmp_path / "here" / "toy.npz").rename(tmp_path / "there.npz")
+    with pytest.raises(InputError, match=r"here/toy.npz does not exist"):
+        load_run(tmp_path / "run", network=make(Normed))
+    assert go("there.npz", resume=True) == result
+    assert load_run(tmp_path / "run", network=make(Normed)).steps_done == 12
+    archive(tmp_path / "other.npz", seed=1)
+    with pytest.raises(InputError, match="differs in dataset"):
+        go("other.npz", resume=True)
+
+
+def test_other_images_with_the_same_labels_are_noticed(tmp_path):
+    config = toy_config(dataset=str(archive(tmp_path / "toy.npz")))
+
+    def lost(step, figures):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # after the second evaluation, with the checkpoint of the first
+        train(config, tmp_path / "run", network=make(Normed), quiet=True, watch=lambda s, f: s < 10 or lost(s, f))
+    archive(tmp_path / "toy.npz", train_images=255 - toy_data().train_images)
+    with pytest.raises(InputError, match="was run on other images or labels than"):
+        train(config, tmp_path / "run", network=make(Normed), quiet=True, resume=True)
+
+
+def test_a_refused_run_leaves_no_folder_behind(tmp_path):
+    with pytest.raises(InputError, match="fewer than"):
+        run(toy_config(labels=2), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(InputError, match="fewer than"):
+        run(toy_config(labels=2), tmp_path / "mine")
+    assert (tmp_path / "mine").exists()
+
+
+def test_a_folder_in_use_is_said_to_be_in_use(tmp_path):
+    run(toy_config(), tmp_path / "run")
+    with run_folder.opened(tmp_path / "run", True), pytest.raises(InputError, match="in use by another process"):
+        run(toy_config(), tmp_path / "run")
+
+
+def test_a_finished_run_whose_checkpoint_is_gone_cannot_be_finished(tmp_path):
+    run(toy_config(), tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoint").iterdir():
+        path.unlink()
+    with pytest.raises(
+        InputError, match="is finished, but its checkpoint is gone: restore it, or make the run anew"
+    ):
+        load_run(tmp_path / "run", data=toy_data(), network=make(Normed))
+
+
+@pytest.mark.parametrize("damage", [b'{"step": 12, "pha', b"\xff\xfe\x00 garbage"])
+def test_a_damaged_line_of_a_finished_run_is_told(tmp_path, capsys, damage):
+    run(toy_config(), tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    whole = run_folder.records(tmp_path / "run")
+    assert capsys.readouterr().err == ""
+    with metrics.open("ab") as file:
+        file.write(damage)
+    assert run_folder.records(tmp_path / "run") == whole
+    assert (
+        f"metrics.jsonl, line {len(whole) + 1} is damaged: it and all after it are left out"
+        in capsys.readouterr().err
+    )
+
+
+def test_missing_tensors_are_named_once(tmp_path):
+    run(toy_config(), tmp_path / "run")
+    (tensors,) = (tmp_path / "run" / "checkpoint").glob("*.safetensors")
+    tensors.unlink()
+    with pytest.raises(InputError) as told:
+        load_run(tmp_path / "run", data=toy_data(), network=make(Normed))
+    assert str(told.value).count("restore it from a copy") == 1
+
+
+def test_the_seed_has_a_bound():
+    with pytest.raises(InputError, match=r"seed must be below 2\^63"):
+        toy_config(seed=2**64)

@@ -187,6 +187,12 @@ def test_wide_resnet_keeps_resolution_in_the_first_group_and_halves_it_twice():
     assert sides == [(32, 32)] * 4 + [(64, 16)] * 4 + [(128, 8)] * 4
 
 
+def test_the_small_network_says_which_images_are_too_small():
+    assert NETWORKS["small"](10, 1, 3)(torch.zeros(2, 1, 3, 3)).shape == (2, 10)
+    with pytest.raises(InputError, match="takes images of 3 x 3 pixels or more, got a side of 2"):
+        NETWORKS["small"](10, 1, 2)
+
+
 def test_batch_norm_remembers_as_slowly_as_it_should():
     network, x = build("wrn-28-2"), images(8, 3, 16, 16) + 5
     network(x)

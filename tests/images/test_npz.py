@@ -199,3 +199,37 @@ def test_an_array_of_version_two(tmp_path):
     with zipfile.ZipFile(path, "a") as bundle, bundle.open("train_images.npy", "w") as file:
         np.lib.format.write_array(file, pictures(7, SHAPE, 0), version=(2, 0))
     np.testing.assert_array_equal(load(path).train_images, pictures(7, SHAPE, 0))
+
+
+@pytest.mark.parametrize("label", [11, 2_000_000_000])
+def test_a_label_beyond_the_number_of_images_is_refused_at_once(label, tmp_path):
+    wild = np.array([0, 1, 2, 0, 1, 2, label], np.int64)
+    tracemalloc.start()
+    with pytest.raises(
+        InputError, match=f"a label is {label}, more than there are images: number the classes from 0"
+    ):
+        load(str(write(tmp_path / "mine.npz", **arrays(train_labels=wild))))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 10_000_000
+
+
+def test_equal_data_have_equal_digests_and_other_data_others(tmp_path):
+    def found(**changes):
+        return dataset.digest(load(str(write(tmp_path / "mine.npz", **arrays(**changes)))))
+
+    assert found() == found()
+    images, names = arrays()["train_images"], np.array(["a", "b", "c"])
+    others = [
+        found(train_images=255 - images),
+        found(test_labels=np.array([2, 1, 0, 0])),
+        found(class_names=names),
+        found(class_names=names, flip=np.True_),
+    ]
+    assert len({found(), *others}) == 5
+
+
+def test_class_names_that_are_no_unicode_are_refused(tmp_path):
+    names = np.array(["a", "kl\udcff", "c"])
+    with pytest.raises(InputError, match=r"class_names must be Unicode, got 'kl\\udcff': rename the class"):
+        load(str(write(tmp_path / "mine.npz", **arrays(class_names=names))))

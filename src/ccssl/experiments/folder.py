@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,8 +43,7 @@ def opened(folder: Path, resume: bool) -> Iterator[None]:
     """Hold a run's folder: make it, or with ``resume`` take what is there; refuse it while another process has it."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"a run is a folder, but {folder} is a file: name another one.")
-    if not resume and folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
-        raise InputError(f"{folder} is not empty: go on with what is there by --resume, or name another folder.")
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
@@ -52,7 +52,16 @@ def opened(folder: Path, resume: bool) -> Iterator[None]:
             raise InputError(
                 f"{folder} is in use by another process: wait for it, or name another folder."
             ) from None
-        yield
+        if not resume and any(path.name != ".lock" for path in folder.iterdir()):
+            raise InputError(
+                f"{folder} is not empty: go on with what is there by --resume, or name another folder."
+            )
+        try:
+            yield
+        finally:
+            if made and [path.name for path in folder.iterdir()] == [".lock"]:  # refused before it began
+                (folder / ".lock").unlink()
+                folder.rmdir()
 
 
 def append(folder: Path, records: list[Record]) -> None:
@@ -63,16 +72,18 @@ def append(folder: Path, records: list[Record]) -> None:
 
 
 def records(folder: Path) -> list[Record]:
-    """Return all lines of the metrics that are whole."""
+    """Return the lines of the metrics up to the first that is not whole; say so where a finished run has one."""
     path = folder / METRICS
     if not path.exists():
         return []
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            break  # a crash cut it, and whatever came after a cut line would be out of order
+            found.append(json.loads(line.decode()))
+        except ValueError:  # a crash cut it, and whatever came after a cut line would be out of order
+            if (folder / RESULT).exists():
+                print(f"note: {path}, line {number} is damaged: it and all after it are left out.", file=sys.stderr)
+            break
     return found
 
 
@@ -85,6 +96,13 @@ def keep_until(folder: Path, step: int) -> None:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a JSON file atomically."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def no_checkpoint(folder: Path, command: str) -> InputError:
+    """Return what to say of a run without a checkpoint."""
+    if (folder / RESULT).exists():
+        return InputError(f"{folder} is finished, but its {CHECKPOINT} is gone: restore it, or make the run anew.")
+    return InputError(f"{folder} has no checkpoint yet: finish the run with {command} --resume --out {folder}.")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def load_run(
         config = replace(config, device=device)
     found = checkpoint.load(folder / run_folder.CHECKPOINT)
     if found is None:
-        raise InputError(f"{folder} has no checkpoint yet: finish the run with {COMMAND} --resume --out {folder}.")
+        raise run_folder.no_checkpoint(folder, COMMAND)
     graph = graph or load_graph(config.dataset)
     training = prepare(config, graph, scorer)
     if run_folder.read_json(folder / run_folder.SPLIT) != split_record(graph, training.split):

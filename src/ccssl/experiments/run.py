@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from torch import nn
 
 from ccssl import collective
@@ -33,10 +34,10 @@ from ccssl.experiments import course
 from ccssl.experiments import folder as run_folder
 from ccssl.experiments.config import RunConfig, config_from, config_text, differences, read_config
 from ccssl.experiments.course import Stopped
-from ccssl.images.dataset import ImageData
+from ccssl.images.dataset import ImageData, digest
 from ccssl.images.networks import NETWORKS
 from ccssl.images.normalized import Normalized
-from ccssl.images.sources import load, only_fold
+from ccssl.images.sources import SOURCES, load, only_fold
 from ccssl.images.splits import Split, make_split
 from ccssl.methods import Method
 from ccssl.training import checkpoint, processes
@@ -70,10 +71,11 @@ def train(
     with processes.joined(config.device):
         # What was chosen for this machine is a part of what was run; on another one it might be chosen differently.
         config = replace(config, precision=find_precision(config.precision, find_device(config.device)))
+        config = replace(config, dataset=_located(config.dataset))
         main = collective.rank() == 0
         with run_folder.opened(out, resume) if main else nullcontext():
             if resume and (out / run_folder.CONFIG).exists():
-                _same_configuration(config, out)
+                _same_configuration(config, out, data)
             if resume and (out / run_folder.RESULT).exists():
                 return read_result(out)
             return _train(config, out, resume, main, data, network, quiet, watch)
@@ -92,7 +94,10 @@ def _train(
     found = checkpoint.load(out / run_folder.CHECKPOINT) if resume else None
     data = data or load(config.dataset)
     split = split_of(config, data)
-    if found is not None and _ids(run_folder.read_json(out / run_folder.SPLIT)) != _ids(split.to_json()):
+    told = {**split.to_json(), "images": digest(data)}
+    if found is not None and _without_notices(run_folder.read_json(out / run_folder.SPLIT)) != _without_notices(
+        told
+    ):
         raise InputError(
             f"{out} was run on other images or labels than {config.dataset} holds now, its {run_folder.SPLIT} tells: "
             "bring those back, or name another folder."
@@ -104,7 +109,7 @@ def _train(
     processes.wait()  # nobody writes before everybody has looked
     if main and found is None:
         checkpoint.write_text(out / run_folder.CONFIG, config_text(config))
-        checkpoint.write_text(out / run_folder.SPLIT, json.dumps(split.to_json()) + "\n")
+        checkpoint.write_text(out / run_folder.SPLIT, json.dumps(told) + "\n")
         run_folder.keep_until(out, -1)
     run = _Run(training, config, out, main, quiet, watch)
     if found is not None:
@@ -112,9 +117,14 @@ def _train(
     return run.finish()
 
 
-def _ids(split: Mapping[str, Any]) -> dict[str, Any]:
-    """Return who has which role, without what is told about it."""
+def _without_notices(split: Mapping[str, Any]) -> dict[str, Any]:
+    """Return who has which role and what the images are, without what is told about it."""
     return {name: value for name, value in split.items() if name != "notices"}
+
+
+def _located(dataset: str) -> str:
+    """Return a data set's name, or where its file or folder is, whatever the current folder will be."""
+    return dataset if dataset in SOURCES or not Path(dataset).exists() else str(Path(dataset).absolute())
 
 
 def _notices(config: RunConfig, data: ImageData) -> Iterator[str]:
@@ -198,9 +208,7 @@ def load_run(
             config = replace(config, precision="fp32")
     found = checkpoint.load(folder / run_folder.CHECKPOINT)
     if found is None:
-        raise InputError(
-            f"{folder} has no checkpoint yet: finish the run with ccssl train --resume --out {folder}."
-        )
+        raise run_folder.no_checkpoint(folder, "ccssl train")
     data = data or load(config.dataset)
     split = Split.from_json(run_folder.read_json(folder / run_folder.SPLIT))
     training = prepare(config, data, split, network)
@@ -258,7 +266,8 @@ class _Run:
                 where = (
                     f"the checkpoint of step {kept[1]['step']} is kept" if kept else "there is no checkpoint yet"
                 )
-                raise InputError(f"{error}; {where}. Try a smaller lr or precision fp32.") from None
+                other = "" if config.precision in ("fp32", "fp64") else " or precision fp32"
+                raise InputError(f"{error}; {where}. Try a smaller lr{other}, in another folder.") from None
         result = self._result()
         if self.main:
             run_folder.write_json(self.out / run_folder.RESULT, result)
@@ -329,10 +338,18 @@ class _Run:
         return course.events(self.out, self.steps_before) if self.main else nullcontext()
 
 
-def _same_configuration(config: RunConfig, out: Path) -> None:
+def _same_configuration(config: RunConfig, out: Path, data: ImageData | None) -> None:
+    """Refuse to go on with other settings; the data may have moved, if they are the same: then say where they are."""
     ours, theirs = config.to_dict(), read_run(out).to_dict()
     for name in FREE_ON_RESUME:
         theirs[name] = ours[name]
+    moved = ours["dataset"] != theirs["dataset"] and (out / run_folder.SPLIT).exists()
+    if moved and run_folder.read_json(out / run_folder.SPLIT).get("images") == digest(data or load(config.dataset)):
+        theirs["dataset"] = ours["dataset"]
+        if collective.rank() == 0:
+            kept = yaml.safe_load((out / run_folder.CONFIG).read_text(encoding="utf-8"))
+            changed = yaml.safe_dump({**kept, "dataset": config.dataset}, sort_keys=False)
+            checkpoint.write_text(out / run_folder.CONFIG, changed)
     if other := differences(ours, theirs):
         raise InputError(
             f"{out} was run with another configuration, it differs in {'; '.join(other)}: "

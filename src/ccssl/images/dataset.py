@@ -10,6 +10,7 @@ Shapes: N training images, M test images, H x W pixels, C channels (1 or 3), K c
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ccssl.errors import InputError
 
 UNKNOWN = -1
 CHUNK_BYTES = 2**22
+SAMPLED = 256  # images of a part that a digest looks at
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,13 +124,15 @@ def check_labels(dtype: np.dtype, shape: tuple[int, ...], images: int, what: str
 
 
 def check_classes(class_names: tuple[str, ...], origin: object) -> None:
-    """Refuse fewer than two classes, and two classes of one name."""
+    """Refuse fewer than two classes, two classes of one name, and names that cannot be written down."""
     if len(class_names) < 2:
         raise InputError(f"{origin}: there must be at least 2 classes, got {len(class_names)}.")
     seen: set[str] = set()
     for name in class_names:
         if name in seen:
             raise InputError(f"{origin}: class_names must differ from each other, got {name!r} twice.")
+        if not name.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise InputError(f"{origin}: class_names must be Unicode, got {name!r}: rename the class.")
         seen.add(name)
 
 
@@ -139,6 +143,17 @@ def check_range(labels: np.ndarray, classes: int, what: str, unknown: bool) -> N
     if len(wrong):
         known = ", or -1 where the class is unknown" if unknown else ""
         raise InputError(f"{what} must be from 0 to {classes - 1}{known}; got {int(wrong[0])}.")
+
+
+def digest(data: ImageData) -> str:
+    """Return a short name for what a data set holds: all labels, and a sample of the images."""
+    told = (data.train_images.shape, data.test_images.shape, data.class_names, bool(data.flip))
+    found = hashlib.sha256(repr(told).encode(errors="surrogateescape"))
+    for images, labels in ((data.train_images, data.train_labels), (data.test_images, data.test_labels)):
+        found.update(np.ascontiguousarray(labels, dtype=np.int64).tobytes())
+        for i in np.linspace(0, len(images) - 1, min(len(images), SAMPLED)).astype(np.int64):
+            found.update(np.ascontiguousarray(images[i]).tobytes())
+    return found.hexdigest()[:16]
 
 
 def unlabeled(count: int) -> np.ndarray:

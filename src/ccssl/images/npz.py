@@ -171,7 +171,13 @@ def _rest(
         names = _values(archive, headers["class_names"]) if "class_names" in headers else None
         flip = _values(archive, headers["flip"]) if "flip" in headers else np.False_
     if names is None:
-        class_names = tuple(map(str, range(max(train.max(), test.max()) + 1)))
+        most = int(max(train.max(), test.max()))
+        if most >= len(train) + len(test):
+            raise InputError(
+                f"{path}: a label is {most}, more than there are images: number the classes from 0 without gaps, or "
+                "give class_names."
+            )
+        class_names = tuple(map(str, range(most + 1)))
     elif names.dtype.kind == "U" and names.ndim == 1:
         class_names = tuple(map(str, names))
     else:

@@ -15,6 +15,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
+from ccssl.errors import InputError
+
 WIDTHS = (24, 64, 128)
 
 
@@ -23,6 +25,8 @@ class SmallCNN(nn.Module):
 
     def __init__(self, classes: int, channels: int = 3, size: int = 32) -> None:
         super().__init__()
+        if size < 3:
+            raise InputError(f"the small network takes images of 3 x 3 pixels or more, got a side of {size}.")
         first, second, third = WIDTHS
         stride, pool = (1, 1) if size < 16 else (2, 2) if size < 64 else (2, 4)
         self.layers = nn.Sequential(

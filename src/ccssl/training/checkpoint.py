@@ -77,6 +77,8 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         state = json.loads(path.read_text(encoding="utf-8"))
         tensors = load_tensors(folder / state["tensors"])
         return tensors | {name: tensors[first] for name, first in state.get("same", {}).items()}, state
+    except InputError:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} is not a checkpoint ({error}): remove {folder} to start anew, or restore it from a copy."

@@ -70,3 +70,5 @@ class TrainingConfig:
         if self.teacher is not None:
             one_of("teacher", self.teacher, TEACHERS)
         one_of("precision", self.precision, ("auto", *PRECISIONS))
+        if self.seed >= 2**63:
+            raise InputError(f"seed must be below 2^63, got {self.seed}.")

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from ccssl.errors import InputError
 from ccssl.experiments import folder as run_folder
 from ccssl.experiments.paper import links
 from ccssl.experiments.paper.artifacts import Column, Curves, Row, Settings, Table
@@ -107,7 +108,12 @@ class Results:
         return links.choose(links.grid(SCALES[self.scale], dict(settings)), validation)
 
     def _result(self, path: Path) -> Mapping[str, Any]:
-        return run_folder.read_json(path / run_folder.RESULT)
+        found = run_folder.read_json(path / run_folder.RESULT)
+        if missing := [name for name in ("test", "steps", "cost") if name not in found]:
+            raise InputError(
+                f"{path / run_folder.RESULT} lacks {', '.join(missing)}: remove {path}, and run the study again."
+            )
+        return found
 
 
 def over_seeds(values: list[float]) -> Ours | None:

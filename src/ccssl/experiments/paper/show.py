@@ -29,7 +29,9 @@ def scale_of(names: Sequence[str], out: Path) -> str:
 def shown(names: Sequence[str], out: Path, scale: str, form: str, phase: str = "test") -> Iterator[str]:
     """Yield each artifact in a format; pictures are written below ``out``."""
     if any(needs_runs(name) for name in names) and not out.is_dir():
-        raise InputError(f"there is no study in {out}: run one by `ccssl paper run {names[0]} --out {out}`.")
+        raise InputError(
+            f"there is no study in {out}: run one by `ccssl paper run {names[0]} --scale {scale} --out {out}`."
+        )
     results = Results(out, scale)
     for name in names:
         artifact = ARTIFACTS[name]
