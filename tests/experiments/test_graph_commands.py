@@ -13,9 +13,11 @@ import pytest
 from ccssl import cli
 from ccssl.experiments.config import config_text
 from ccssl.experiments.graph_run import read_run
+from ccssl.experiments.graph_tables import result_table
 from ccssl.graphs.config import METHODS, GraphConfig
+from ccssl.graphs.export import names_of
 from ccssl.graphs.files import load_graph
-from ccssl.graphs.predictor import Link
+from ccssl.graphs.predictor import UNCALIBRATED, Link
 from ccssl.graphs.training import Training
 from ccssl.methods.config import CONFIGS
 from ccssl.reports.graph_commands import COMMANDS
@@ -158,15 +160,14 @@ def test_files_and_json_tell_how_much_was_written(nations, tmp_path, capsys):
         sets = list(csv.DictReader(file))
     assert [(row["head"], row["relation"], row["tail"]) for row in sets] == [tuple(row) for row in ASKED]
     for row in sets:
-        members = row["set"].split("|") if row["set"] else []
-        assert len(members) == int(row["set_size"])
+        assert len(names_of(row["set"])) == int(row["set_size"])
     with (tmp_path / "links.csv").open(newline="") as file:
         links = list(csv.DictReader(file))
     assert len(links) == found["facts"] > 5
     for link in links:
         side = sets[link["asked"] == "head"]
         answer = link[link["asked"]]
-        assert (answer in side["set"].split("|")) == (link["in_set"] == "True")
+        assert (answer in names_of(side["set"])) == (link["in_set"] == "True")
         assert link["set_size"] == side["set_size"]
 
 
@@ -193,6 +194,13 @@ def test_delta_least_p_value_and_calibration_are_heard(nations, tmp_path, capsys
     assert 0 < len(least["facts"]) < len(plain["facts"])
     assert [f["p_value"] for f in each["facts"]] != [f["p_value"] for f in plain["facts"]]
     assert [f["score"] for f in each["facts"]] == [f["score"] for f in plain["facts"]]
+    # Groups of a dozen facts can miss little of 10%, and the band says so.
+    assert plain["sets"]["band"][0] < 0.9 < plain["sets"]["band"][1]
+    assert sum(each["sets"]["band"]) / 2 > 0.9
+    assert each["sets"]["band"][1] > plain["sets"]["band"][1]
+    text = graph(capsys, "predict", nations[0], "--per-relation")[1]
+    assert "637 facts (calibration part of the split), each relation and direction by itself: " in text
+    assert "(wanted: at least 90.0%; {:.1%} to {:.1%} where".format(*each["sets"]["band"]) in text
 
 
 def test_without_queries_the_way_to_see_facts_is_told(nations, capsys):
@@ -248,6 +256,41 @@ def test_a_folder_of_ones_own(tmp_path, capsys):
     code, _, err = graph(capsys, "evaluate", tmp_path / "run")
     assert code == 2
     assert "was run on other triples" in err
+
+
+def test_where_nothing_calibrates_nothing_is_said_of_it(tmp_path, capsys):
+    (tmp_path / "family").mkdir()
+    (tmp_path / "family" / "train.tsv").write_text("ada\tparent\tbob\nbob\tparent\tcy\nada\tknows\tcy\n")
+    run = tmp_path / "run"
+    words = ["--dataset", tmp_path / "family", "--split", "all", "--method", "supervised", *SMALL, "--out", run]
+    code, text, _ = graph(capsys, "train", *words, "--quiet")
+    assert (code, text) == (0, "The graph has neither test nor validation facts: there is nothing to rank.\n")
+    assert graph(capsys, "evaluate", run)[1] == text
+    code, text, _ = graph(capsys, "predict", run, "--out", tmp_path / "x.csv", "--sets", tmp_path / "sets.csv")
+    assert code == 0
+    assert text.splitlines()[0] == UNCALIBRATED
+    for name, empty in (("x", {"p_value", "possibility", "in_set", "set_size"}), ("sets", {"set_size", "set"})):
+        with (tmp_path / f"{name}.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert rows
+        for row in rows:
+            assert {column for column, field in row.items() if field == ""} == empty
+    asked = queries_file(tmp_path, ("bob", "knows", "?"))
+    found = json.loads(graph(capsys, "predict", run, "--queries", asked, "--json")[1])
+    assert found["note"] == UNCALIBRATED
+    assert {(fact["p_value"], fact["in_set"], fact["set_size"]) for fact in found["facts"]} == {(None, None, None)}
+    text = graph(capsys, "predict", run, "--queries", asked)[1]
+    assert UNCALIBRATED in text
+    assert text.splitlines()[2].split() == ["head", "relation", "tail", "asked", "score", "probability"]
+
+
+def test_kinds_of_ties_are_shown_where_they_read_differently():
+    plain = {"mrr": 0.5, "hits@1": 0.25, "hits@3": 0.5, "hits@10": 1.0}
+    test = {f"{ties}{side}{name}": value for name, value in plain.items()
+            for ties in ("", "optimistic.", "pessimistic.") for side in ("", "tail.", "head.")}  # fmt: skip
+    test |= {"optimistic.mrr": 0.5000001, "pessimistic.mrr": 0.4999999, "pessimistic.head.mrr": 0.4}
+    titles = [line.split("  ")[0] for line in result_table({"test": test}).splitlines()[1:]]
+    assert titles == ["test, both", "test, tails", "test, heads", "test, pessimistic heads"]
 
 
 def test_a_run_is_resumed_with_its_own_configuration(tmp_path, monkeypatch, capsys):
@@ -327,6 +370,8 @@ def test_hyperparameters_of_the_rooms_methods_have_flags_and_no_others(capsys):
         (["predict", "NATIONS", "--delta", "1.5"], "delta must lie in [0, 1], got 1.5"),
         (["predict", "NATIONS", "--min-p-value", "-1", "--out", "x.csv"], "min_p_value must lie in [0, 1], got -1"),
         (["predict", "NATIONS", "--out", "links.json"], "ends with .csv or .parquet, got links.json"),
+        (["predict", "NATIONS", "--top", "0"], "top must be at least 1, got 0"),
+        (["predict", "NATIONS", "--out", "o.csv", "--sets", "s.txt"], "ends with .csv or .parquet, got s.txt"),
         (["predict", "NATIONS", "--sets", "sets.txt"], "ends with .csv or .parquet, got sets.txt"),
         (["evaluate", "NATIONS", "--device", "abacus"], "got 'abacus'"),
     ],

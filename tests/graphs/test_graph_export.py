@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ccssl.errors import InputError
-from ccssl.graphs.export import FORMATS, write_links, write_sets
+from ccssl.graphs.export import FORMATS, joined, names_of, write_links, write_sets
 
 NAMES = ["ada", 'the "cat"', "bob, junior", "Ωμέγα", "line\nbreak", ""]
 
@@ -53,6 +53,40 @@ def test_a_file_without_rows_has_its_columns(tmp_path, ending):
     path = tmp_path / f"links{ending}"
     assert write_sets(path, [chunk(0, 0), chunk(0, 0)]) == 0
     assert columns(path) == {name: [] for name in chunk(0, 0)}
+
+
+SETS = [["ada", "a|b", "c\\"], [], ["\\|", "|", "\\\\"], ["line\nbreak|", 'the "cat"'], ["bob"]]
+
+
+def test_any_names_are_joined_and_parted_again():
+    assert joined(["ada", "bob"]) == "ada|bob"
+    assert [names_of(joined(names)) for names in SETS] == SETS
+    assert len(set(map(joined, [["a|b"], ["a", "b"], ["a\\", "b"], ["a\\|b"]]))) == 4
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_sets_of_any_names_are_read_back(tmp_path, ending):
+    path = tmp_path / f"sets{ending}"
+    column = np.empty(len(SETS), object)
+    column[:] = SETS
+    whole = {"set_size": np.array([len(names) for names in SETS]), "set": column}
+    none = {name: values[:0] for name, values in whole.items()}
+    assert write_sets(path, [none, whole, none]) == len(SETS)
+    if ending == ".csv":
+        assert [names_of(field) for field in columns(path)["set"]] == SETS
+    else:
+        pyarrow = pytest.importorskip("pyarrow.parquet")
+        assert pyarrow.read_table(path)["set"].to_pylist() == SETS
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_columns_may_be_left_empty(tmp_path, ending):
+    path = tmp_path / f"links{ending}"
+    write_links(path, [chunk(0, 2), chunk(2, 5)], empty=("score", "in_set"))
+    found = columns(path)
+    nothing = ["" if ending == ".csv" else "None"] * 5
+    assert found["score"] == found["in_set"] == nothing
+    assert found["place"] == list("12345")
 
 
 def test_parquet_keeps_types(tmp_path):

@@ -40,6 +40,8 @@ def lines(rows, between="\t", quote=False, end="\n"):
         ("train__tsv", lines(TRAIN).rstrip("\n")),
         ("train__tsv", "\n" + lines(TRAIN, end="\n\n") + "\t\t\n"),
         ("train__tsv", "head\trelation\ttail\n" + lines(TRAIN)),
+        ("train__tsv", "\n\t\t\nhead\trelation\ttail\n" + lines(TRAIN)),
+        ("train__csv", "\n\nHead, Relation, Tail\n" + lines(TRAIN, ",", quote=True)),
         ("train__csv", "Head, Relation, Tail\n" + lines(TRAIN, ",", quote=True)),
         ("train__tsv", b"\xef\xbb\xbf" + lines(TRAIN).encode()),
         ("train__csv", b"\xef\xbb\xbfhead,relation,tail\n" + lines(TRAIN, ",", quote=True).encode()),
@@ -52,7 +54,7 @@ def test_the_same_facts_in_every_kind_of_file(tmp_path, name, text):
     assert len(graph.valid) == len(graph.test) == len(graph.queries) == 0
 
 
-def test_a_header_counts_only_in_the_first_line(tmp_path):
+def test_a_header_counts_only_before_all_facts(tmp_path):
     graph = load_graph(written(tmp_path, train__tsv=lines([*TRAIN, ("head", "relation", "tail")])))
     assert named(graph)[-1] == ("head", "relation", "tail")
 
@@ -93,7 +95,14 @@ def test_an_empty_unlabeled_file_asks_nothing(tmp_path):
         ({"train__tsv": "a\tr\tb\tc\n"}, r"train\.tsv, line 1: .* got 4 of them"),
         ({"train__tsv": "a r b\n"}, r"train\.tsv, line 1: .* got 1 of them: 'a r b'"),
         ({"train__csv": "a,r,b\na,r\n"}, r"train\.csv, line 2: .* with commas .* got 2 of them: 'a,r'"),
-        ({"train__csv": 'a,r,"b" c\n'}, r"train\.csv is not CSV"),
+        ({"train__csv": 'a,r,"b" c\n'}, r"train\.csv, line 1: the row that begins here is not CSV"),
+        (
+            {"train__csv": 'a,r,b\nc,r,"d\ne,r,f\n'},
+            r"train\.csv, line 2: .* not CSV: unexpected end of data\. Look",
+        ),
+        ({"train__csv": f"a,r,b\n\na,r,{'x' * 200_000}\n"}, r"train\.csv, line 3: .* not CSV: field larger"),
+        ({"train__csv": 'a,r,"b\nc"\na,r\n'}, r"train\.csv, line 3: .* got 2 of them: 'a,r'"),
+        ({"train__csv": 'a,r,b\n"a\nb",r\n'}, r"train\.csv, line 2: .* got 2 of them"),
         ({"train__tsv": b"a\tr\t\xff\n"}, r"train\.tsv is not text in UTF-8: .* at byte 4"),
         ({"train__tsv": "a\tr\tb\na\tr\t?\n"}, r"train\.tsv, line 2: a fact has no \?, got a r \?: .* unlabeled"),
         (

@@ -11,7 +11,7 @@ from toy_graph import ENTITIES, toy_config, toy_graph
 from ccssl.errors import InputError
 from ccssl.graphs import predictor as room
 from ccssl.graphs.calibration import TailCalibration
-from ccssl.graphs.predictor import Link, LinkPredictor, coverage_band
+from ccssl.graphs.predictor import Link, LinkPredictor, coverage_band, coverage_band_of_groups
 from ccssl.graphs.ranking import pieces
 from ccssl.graphs.triples import make_graph
 
@@ -191,7 +191,7 @@ def test_chunks_are_the_same_as_columns(predictor):
     sets = [row for part in predictor.set_chunks(queries) for row in zip(*part.values(), strict=True)]
     assert [(h, r, t) for h, r, t, *_ in sets] == [tuple(name or "?" for name in query) for query in queries]
     members = predictor.predict_sets(queries)
-    assert [(size, text) for *_, size, text in sets] == [(len(names), "|".join(names)) for names in members]
+    assert [(size, names) for *_, size, names in sets] == [(len(names), names) for names in members]
 
 
 def test_no_query_is_no_prediction(predictor):
@@ -239,7 +239,47 @@ def test_coverage_counts_answers_in_their_sets(kind, delta, request):
             assert name not in found["relations"]
     assert found["calibration"] == 30
     assert found["part"] == "calibration part of the split"
-    assert tuple(found["band"]) == coverage_band(delta, 30, 20)
+    assert found["per_relation"] == (kind == "each")
+    if kind == "predictor":
+        assert tuple(found["band"]) == coverage_band(delta, 30, 20)
+    else:
+        sizes = np.reshape(predictor.tails.sizes, (2, R))
+        assert sizes.sum() == 60
+        assert tuple(found["band"]) == coverage_band_of_groups(
+            delta, sizes, np.bincount(graph.test[:, 1], minlength=R)
+        )
+
+
+def shares_held(delta, calibration, fresh, draws, rng):
+    """Return coverages of calibrations by group, the scores of heads those of tails where both have as many."""
+    held = np.zeros(draws)
+    for (tails, heads), facts in zip(calibration.T, fresh, strict=True):
+        kept, new = rng.random((draws, max(tails, heads))), rng.random((draws, facts))
+        for size in (tails, heads):
+            p_values = ((kept[:, :size, None] >= new[:, None]).sum(1) + 1) / (size + 1)
+            held += (p_values >= delta).sum(1)
+    return held / (2 * fresh.sum())
+
+
+@pytest.mark.parametrize("delta", [0.1, 0.25])
+def test_the_band_of_groups_is_that_of_calibrations_by_group(delta):
+    """Small groups miss less than delta: the band of one calibration of all facts would be another."""
+    calibration, fresh = np.array([[4, 12, 15, 30, 3], [4, 12, 15, 30, 3]]), np.array([40, 30, 30, 20, 0])
+    held = shares_held(delta, calibration, fresh, 20_000, np.random.default_rng(0))
+    found = coverage_band_of_groups(delta, calibration, fresh)
+    assert found == pytest.approx(np.quantile(held, [0.025, 0.975]), abs=1 / 120 + 1e-9)
+    assert found != pytest.approx(coverage_band(delta, 64, 120), abs=1 / 120 + 1e-9)
+
+
+def test_the_band_of_groups_of_unequal_directions():
+    calibration, fresh = np.array([[11, 30], [30, 22]]), np.array([60, 50])
+    held = shares_held(0.1, calibration, fresh, 20_000, np.random.default_rng(0))
+    low, high = coverage_band_of_groups(0.1, calibration, fresh)
+    inside = ((low - 1e-9 <= held) & (held <= high + 1e-9)).mean()
+    assert 0.945 < inside < 0.99
+    assert coverage_band_of_groups(0.1, np.full((2, 3), 9), np.full(3, 50)) == (1, 1)
+    assert coverage_band_of_groups(0, calibration, fresh) == (1, 1)
+    assert coverage_band_of_groups(0.5, np.zeros((2, 3), int), np.full(3, 50)) == (1, 1)
 
 
 def test_a_larger_delta_gives_smaller_sets(predictor):

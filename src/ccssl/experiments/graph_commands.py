@@ -97,18 +97,24 @@ def predict(parser: argparse.ArgumentParser) -> Run:
     def run(args: argparse.Namespace) -> None:
         from ccssl.experiments.graph_run import load_run
         from ccssl.experiments.graph_tables import links_table, sets_table
-        from ccssl.graphs.export import write_links, write_sets
+        from ccssl.graphs.export import check_ending, write_links, write_sets
         from ccssl.graphs.files import read_queries
-        from ccssl.graphs.predictor import LinkPredictor
+        from ccssl.graphs.predictor import CALIBRATED, UNCALIBRATED, LinkPredictor, check_options
 
+        options = {"top": args.top, "delta": args.delta, "min_p_value": args.min_p_value}
+        check_options(**options)
+        for path in filter(None, (args.out, args.sets)):
+            check_ending(path)
         training = load_run(args.run_folder, device=args.device)
         predictor = LinkPredictor.of(training, per_relation=args.per_relation)
         queries = None if args.queries is None else read_queries(args.queries, training.graph)
         figures: dict[str, object] = {"sets": predictor.coverage(args.delta)}
-        options = {"top": args.top, "delta": args.delta, "min_p_value": args.min_p_value}
-        text = sets_table(figures)
+        text, unsaid = sets_table(figures), ()
+        if predictor.tails is None:
+            text, unsaid = UNCALIBRATED, CALIBRATED
+            figures["note"] = text
         if args.out is not None:
-            figures["facts"] = write_links(args.out, predictor.chunks(queries, **options))
+            figures["facts"] = write_links(args.out, predictor.chunks(queries, **options), empty=unsaid)
             text += f"\n\n{figures['facts']:,} facts written to {args.out}"
         elif queries is None:
             text += (
@@ -116,10 +122,13 @@ def predict(parser: argparse.ArgumentParser) -> Run:
             )
         else:
             links = predictor.predict(queries, **options)
-            figures["facts"] = [link._asdict() for link in links]
-            text += "\n\n" + links_table(links)
+            figures["facts"] = [
+                {name: None if name in unsaid else value for name, value in link._asdict().items()}
+                for link in links
+            ]
+            text += "\n\n" + links_table(links, calibrated=not unsaid)
         if args.sets is not None:
-            figures["queries"] = write_sets(args.sets, predictor.set_chunks(queries, args.delta))
+            figures["queries"] = write_sets(args.sets, predictor.set_chunks(queries, args.delta), empty=unsaid)
             text += f"\n\n{figures['queries']:,} prediction sets written to {args.sets}"
         print_figures(figures, text, args.json)
 

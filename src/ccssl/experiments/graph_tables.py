@@ -14,19 +14,23 @@ TIES = {"": "", "optimistic.": "optimistic ", "pessimistic.": "pessimistic "}
 
 
 def result_table(result: Mapping[str, Any]) -> str:
-    """Return the filtered figures: a row for each part, side and kind of tie that differs from the realistic one."""
+    """Return the filtered figures: a row for each part and side, and each kind of tie that reads differently there."""
     rows: list[tuple[str, ...]] = [("filtered ranks of", *FIGURES)]
     for phase, title in {"test": "test", "validation": "validation"}.items():
         found = result.get(phase) or {}
         for ties, how in TIES.items():
-            if ties and all(found.get(f"{ties}{name}") == found.get(name) for name in FIGURES):
-                continue
             for side, asked in SIDES.items():
-                prefix = f"{ties}{side}"
-                if f"{prefix}mrr" in found:
-                    row = (f"{title}, {how}{asked}", *(f"{found[prefix + name]:.4f}" for name in FIGURES))
-                    rows.append(row)
+                cells = _cells(found, f"{ties}{side}")
+                if cells and (not ties or cells != _cells(found, side)):
+                    rows.append((f"{title}, {how}{asked}", *cells))
+    if len(rows) == 1:
+        return "The graph has neither test nor validation facts: there is nothing to rank."
     return aligned(rows)
+
+
+def _cells(found: Mapping[str, float], prefix: str) -> list[str]:
+    """Return figures as they are shown, none where they were not taken."""
+    return [f"{found[prefix + name]:.4f}" for name in FIGURES] if f"{prefix}mrr" in found else []
 
 
 def relation_table(result: Mapping[str, Any]) -> str:
@@ -47,34 +51,29 @@ def sets_table(figures: Mapping[str, Any]) -> str:
     if not found:
         return "The graph has no test facts to see how often prediction sets hold the answer."
     low, high = found["band"]
+    each = ", each relation and direction by itself" if found["per_relation"] else ""
+    wanted = f"wanted: {'at least ' if each else ''}{1 - found['delta']:.1%}"
     return (
-        f"Prediction sets at delta {found['delta']:g}, calibrated on {found['calibration']:,} facts ({found['part']}): "
+        f"Prediction sets at delta {found['delta']:g}, calibrated on {found['calibration']:,} facts "
+        f"({found['part']}){each}: "
         f"{found['coverage']:.1%} of {found['queries']:,} test queries have their answer in the set "
-        f"(wanted: {1 - found['delta']:.1%}; {low:.1%} to {high:.1%} where calibration and test are exchangeable); "
+        f"({wanted}; {low:.1%} to {high:.1%} where calibration and test are exchangeable); "
         f"mean size {found['size']:.1f} of {found['entities']:,} entities, median {found['median_size']:.0f}."
     )
 
 
-def links_table(links: Iterable[Link]) -> str:
-    """Return new facts with what is said of them."""
+def links_table(links: Iterable[Link], calibrated: bool = True) -> str:
+    """Return new facts with what is said of them; where nothing calibrates, without what it takes calibration for."""
+    titles = ("head", "relation", "tail", "asked", "score", "probability")
     rows: list[tuple[str, ...]] = [
-        (
-            "head",
-            "relation",
-            "tail",
-            "asked",
-            "score",
-            "probability",
-            "p-value",
-            "possibility",
-            "in set",
-            "set size",
-        )
+        (*titles, *(("p-value", "possibility", "in set", "set size") if calibrated else ()))
     ]
     for link in links:
-        numbers = [f"{n:.4f}" for n in (link.score, link.probability, link.p_value, link.possibility)]
-        said = "yes" if link.in_set else "no"
-        rows.append((link.head, link.relation, link.tail, link.asked, *numbers, said, str(link.set_size)))
+        row = (link.head, link.relation, link.tail, link.asked, f"{link.score:.4f}", f"{link.probability:.4f}")
+        if calibrated:
+            said = "yes" if link.in_set else "no"
+            row = (*row, f"{link.p_value:.4f}", f"{link.possibility:.4f}", said, str(link.set_size))
+        rows.append(row)
     return aligned(rows)
 
 

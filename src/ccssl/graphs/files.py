@@ -8,7 +8,7 @@ between the fields) or .csv (commas; fields in double quotes may hold commas)::
     test.tsv         the same                   facts to judge by
     unlabeled.tsv    HEAD  RELATION  ?          queries whose answers nobody knows;  ?  RELATION  TAIL  asks for heads
 
-One fact a line; empty lines, and a first line ``head relation tail``, are passed over.
+One fact a line; empty lines are passed over, and ``head relation tail`` where nothing but empty lines stands before it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -88,14 +89,17 @@ def read_queries(path: Path, graph: Graph) -> list[Query]:
 
 
 def read(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the three fields of each line."""
+    """Yield the three fields of each row, and the number of the line in which it begins."""
     comma = path.suffix == ".csv"
+    first = True
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file, strict=True) if comma else (line.rstrip("\r\n").split("\t") for line in file)
-            for number, row in enumerate(rows, 1):
+            for number, row in _quoted(file, path) if comma else _tabbed(file):
                 fields = [field.strip() for field in row]
-                if not any(fields) or (number == 1 and [field.lower() for field in fields] == HEADER):
+                if not any(fields):
+                    continue
+                header, first = first and [field.lower() for field in fields] == HEADER, False
+                if header:
                     continue
                 if len(fields) != 3 or not all(fields):
                     between = "commas" if comma else "tabs"
@@ -106,8 +110,28 @@ def read(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield number, fields
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}.") from None
-    except csv.Error as error:
-        raise InputError(f"{path} is not CSV: {error}.") from None
+
+
+def _tabbed(file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(file, 1):
+        yield number, line.rstrip("\r\n").split("\t")
+
+
+def _quoted(file: TextIO, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of CSV and the lines in which they begin; a quoted field may run over several."""
+    rows = csv.reader(file, strict=True)
+    while True:
+        begin = rows.line_num + 1
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise InputError(
+                f"{path}, line {begin}: the row that begins here is not CSV: {error}. Look for a double quote that is "
+                "not closed, or not doubled inside of a field."
+            ) from None
+        yield begin, row
 
 
 def _path(folder: Path, part: str) -> Path | None:

@@ -13,15 +13,18 @@ labeled fact, about which nothing was learned.
 What calibrates are the calibration facts of the split. A split without any (``all``, ``40:60``) takes the validation
 facts: they were not learned from either, but if the weights were chosen by them, sets are a little too small.
 
+Where there are none either, every candidate has the p-value 1: p-values and sets say nothing (``UNCALIBRATED``).
+
 Everything is computed in pieces of a bounded number of entries, whatever the number of queries.
 
-Shapes: B queries of a piece, E entities, k facts of a query.
+Shapes: B queries of a piece, E entities, k facts of a query, R relations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import reduce
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -29,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from ccssl.conformal.calibration import CalibrationConfig
+from ccssl.conformal.validity import _law, _law_of_sum
 from ccssl.credal.possibility import Normalization, as_dense
 from ccssl.errors import InputError
 from ccssl.graphs.calibration import TailCalibration, candidate_scores
@@ -42,6 +46,10 @@ from ccssl.graphs.triples import Graph, Query
 from ccssl.training import checkpoint
 
 SIDES = ("tail", "head")
+
+# What calibration facts are needed for, of a new fact and of a query, and what to say without any.
+CALIBRATED = ("p_value", "possibility", "in_set", "set_size", "set")
+UNCALIBRATED = "There are no calibration facts, nor validation facts in their place: p-values and sets say nothing."
 
 
 class Link(NamedTuple):
@@ -102,15 +110,16 @@ class TailSets(NamedTuple):
     members: list[np.ndarray]  # of each query, the entities in its set
 
     def columns(self, graph: Graph) -> dict[str, np.ndarray]:
-        """Return head, relation and tail (? for what was asked), and the set's size and members, joined by |."""
+        """Return head, relation and tail (? for what was asked), and the set's size and the names in it, a list."""
         names = [graph.named(int(entity), int(relation)) for entity, relation in self.queries]
         columns = {
             title: np.array([query[place] or "?" for query in names], object)
             for place, title in enumerate(("head", "relation", "tail"))
         }
         columns["set_size"] = np.array([len(members) for members in self.members], np.int64)
-        sets = ["|".join(graph.entities[n] for n in members) for members in self.members]
-        columns["set"] = np.array(sets, object)
+        columns["set"] = np.empty(len(self.members), object)
+        for row, members in enumerate(self.members):
+            columns["set"][row] = [graph.entities[n] for n in members]
         return columns
 
 
@@ -131,7 +140,8 @@ class LinkPredictor:
     >>> [(link.head, link.relation, link.asked, link.place) for link in links]
     [('brazil', 'embassy', 'tail', 1), ('brazil', 'embassy', 'tail', 2)]
     >>> sorted(predictor.coverage(delta=0.25))  # doctest: +NORMALIZE_WHITESPACE
-    ['band', 'calibration', 'coverage', 'delta', 'entities', 'median_size', 'part', 'queries', 'relations', 'size']
+    ['band', 'calibration', 'coverage', 'delta', 'entities', 'median_size', 'part', 'per_relation', 'queries',
+     'relations', 'size']
     """
 
     def __init__(
@@ -232,10 +242,7 @@ class LinkPredictor:
         self, queries: np.ndarray, *, top: int = 10, delta: float = 0.1, min_p_value: float = 0.0
     ) -> Iterator[Links]:
         """Yield new facts by numbers, for queries by numbers (N, 2)."""
-        if top < 1:
-            raise InputError(f"top must be at least 1, got {top}.")
-        _check_share("delta", delta)
-        _check_share("min_p_value", min_p_value)
+        check_options(top=top, delta=delta, min_p_value=min_p_value)
         if not len(queries):
             yield NO_LINKS
         for rows in pieces(len(queries), len(self.graph.entities)):
@@ -291,8 +298,7 @@ class LinkPredictor:
     def coverage(self, delta: float = 0.1, part: str = "test") -> dict[str, Any]:
         """Return how often the prediction sets of a part's facts hold the answer, and how large they are.
 
-        ``band`` is where the coverage of exchangeable facts lies in 95% of cases. The two queries of a fact count as
-        one draw there, for they are not independent: the band is that of half as many queries and scores.
+        ``band`` is where it lies in 95% of cases if the facts are exchangeable (``band``).
         """
         _check_share("delta", delta)
         facts = self.training.graph.both_ways(getattr(self.graph, part))
@@ -309,8 +315,9 @@ class LinkPredictor:
             "delta": delta,
             "part": self.part,
             "calibration": self.calibration_facts,
+            "per_relation": self.config.per_relation,
             "coverage": float(held.mean()),
-            "band": list(coverage_band(delta, self.calibration_facts, len(facts) // 2)),
+            "band": list(self.band(delta, facts)),
             "size": float(sizes.mean()),
             "median_size": float(np.median(sizes)),
             "queries": len(facts),
@@ -324,6 +331,19 @@ class LinkPredictor:
                 for number in np.unique(relation).tolist()
             },
         }
+
+    def band(self, delta: float, facts: np.ndarray) -> tuple[float, float]:
+        """Return where the coverage of facts (2N, 3), each asked both ways, lies in 95% of cases if it is by chance.
+
+        The two queries of a fact count as one draw, for they are not independent: the band of a calibration of all
+        relations is that of half as many queries and scores, and with one for each relation and direction, the more
+        answers of a relation's tails are missed, the more are of its heads.
+        """
+        if self.tails is None or len(self.tails.groups) == 1:
+            return coverage_band(delta, self.calibration_facts, len(facts) // 2)
+        relations = len(self.graph.relations)
+        fresh = np.bincount(facts[:, 1] % relations, minlength=relations) // 2
+        return coverage_band_of_groups(delta, np.reshape(self.tails.sizes, (2, relations)), fresh)
 
     def tail_queries(self) -> np.ndarray:
         """Return by numbers (N, 2) the queries for tails of each entity and relation that were trained."""
@@ -356,6 +376,14 @@ class LinkPredictor:
         return p_BE, as_dense(pi, q_BE.dtype), self.tails.predict_set(q_BE, relations, delta, excluded)
 
 
+def check_options(*, top: int, delta: float, min_p_value: float) -> None:
+    """Refuse what cannot be asked for."""
+    if top < 1:
+        raise InputError(f"top must be at least 1, got {top}.")
+    _check_share("delta", delta)
+    _check_share("min_p_value", min_p_value)
+
+
 def _check_share(name: str, value: float) -> None:
     if not 0 <= value <= 1:
         raise InputError(f"{name} must lie in [0, 1], got {value:g}.")
@@ -380,3 +408,39 @@ def coverage_band(delta: float, calibration: int, fresh: int, level: float = 0.9
     law = betabinom(fresh, k, calibration + 1 - k)
     least, most = (float(law.ppf(tail)) for tail in ((1 - level) / 2, (1 + level) / 2))
     return 1 - most / fresh, 1 - least / fresh
+
+
+def coverage_band_of_groups(
+    delta: float, calibration: np.ndarray, fresh: np.ndarray, level: float = 0.95
+) -> tuple[float, float]:
+    """Return the same where each relation and direction is calibrated by itself, (2, R) facts, for fresh facts (R,).
+
+    A group of n calibration facts misses with probability k / (n + 1), k the number of p-values 1 / (n + 1),
+    2 / (n + 1), ... below delta: never, if n is small. The misses of relations are independent, and their laws are
+    convolved. Those of heads and tails of one relation are not: they are taken as large together and small together,
+    which spreads the sum most.
+
+    >>> coverage_band_of_groups(0.1, calibration=np.full((2, 5), 9), fresh=np.full(5, 100))  # 1/10 is not below 0.1
+    (1.0, 1.0)
+    >>> low, high = coverage_band_of_groups(0.1, calibration=np.full((2, 5), 14), fresh=np.full(5, 100))
+    >>> low < 1 - 1 / 15 < high
+    True
+    """
+    missed = np.maximum(np.ceil(delta * (calibration + 1) * (1 - 1e-12)).astype(np.int64) - 1, 0)
+    laws = [
+        _law_together(*(_law(int(facts), int(k), int(n) + 1) for k, n in zip(missed_2, sizes_2, strict=True)))
+        for facts, missed_2, sizes_2 in zip(fresh, missed.T, calibration.T, strict=True)
+        if facts
+    ]
+    below = reduce(_law_of_sum, laws).cumsum()
+    queries = 2 * fresh.sum()
+    least, most = (float(np.searchsorted(below, tail)) for tail in ((1 - level) / 2, (1 + level) / 2))
+    return float(1 - most / queries), float(1 - least / queries)
+
+
+def _law_together(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the probabilities of the sum of two numbers of misses that grow together: of their quantiles' sum."""
+    below = [np.append(np.minimum(law.cumsum()[:-1], 1), 1) for law in (first, second)]
+    steps = np.union1d(*below)
+    sums = np.searchsorted(below[0], steps) + np.searchsorted(below[1], steps)
+    return np.bincount(sums, np.diff(steps, prepend=0), len(first) + len(second) - 1)

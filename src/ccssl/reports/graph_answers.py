@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ccssl.experiments.graph_run import load_run
-from ccssl.graphs.predictor import Link, LinkPredictor, coverage_band
+from ccssl.graphs.predictor import Link, LinkPredictor
 from ccssl.graphs.ranking import Ranks, pieces
 from ccssl.graphs.triples import Graph
 from ccssl.reports.graph_figures import Misses
@@ -86,17 +86,17 @@ def look(folder: Path, device: str | None = None) -> Look:
         ranks,
         sets,
         sizes,
-        _misses(p_values, sets["calibration"]),
+        _misses(p_values, predictor, facts),
         cards(predictor, facts, held, sizes, ranks),
         new,
         asked,
     )
 
 
-def _misses(p_values: np.ndarray, calibration: int) -> Misses:
+def _misses(p_values: np.ndarray, predictor: LinkPredictor, facts: np.ndarray) -> Misses:
     # p-values are fractions with a small denominator, rounded to float32: a hair below the level is at it.
     missed = np.array([(p_values < level - 1e-6).mean() for level in LEVELS])
-    bands = np.array([coverage_band(level, calibration, len(p_values) // 2) for level in LEVELS.tolist()])
+    bands = np.array([predictor.band(level, facts) for level in LEVELS.tolist()])
     return Misses(LEVELS, missed, 1 - bands[:, 1], 1 - bands[:, 0])
 
 

@@ -148,14 +148,17 @@ def _mrr(group: Group, what: str) -> tuple[str, str, str]:
 
 
 def _sides(found: GraphReport) -> Iterator[tuple[str, list[str]]]:
-    """Yield the figures of the run looked at closely: a row for each side and each kind of tie that differs."""
+    """Yield the figures of the run looked at closely: a row a side, and a kind of tie that reads differently."""
     test = found.run.result["test"]
+
+    def cells(prefix: str) -> list[str]:
+        mrr, *shares = (test[f"{prefix}{name}"] for name in RANKS)
+        return [f"{mrr:.3f}", *(_percent(share) for share in shares)]
+
     for ties, how in TIES.items():
-        if ties and all(test.get(f"{ties}{name}") == test[name] for name in RANKS):
-            continue
         for side, asked in SIDES.items():
-            values = [test[f"{ties}{side}{name}"] for name in RANKS]
-            yield f"{asked}{how}", [f"{values[0]:.3f}", *(_percent(value) for value in values[1:])]
+            if not ties or cells(f"{ties}{side}") != cells(side):
+                yield f"{asked}{how}", cells(f"{ties}{side}")
 
 
 def _settings(found: GraphReport) -> dict[str, Any]:

@@ -266,7 +266,7 @@ def _trust(found: GraphReport) -> list[str]:
         *sentences,
         f"Its prediction sets at δ = {DELTA:g} hold the answer of {sets['coverage']:.1%} of test queries; "
         f"{1 - DELTA:.0%} are promised, and by chance {low:.1%} to {high:.1%}"
-        + (": the promise is kept." if found.kept else ": the promise is broken.")
+        + (": the promise is kept." if found.kept else ": it is below what chance allows in 95% of cases.")
         + f" A set has {sets['size']:.1f} of {sets['entities']:,} entities on average.",
     ]
 
