@@ -421,10 +421,10 @@ class TestAuditLaw:
         ]
         exact, found = laws[0], laws[0]
         for law in laws[1:]:
-            exact, found = np.convolve(exact, law), validity._law_of_sum(found, law)
+            exact, found = np.convolve(exact, law), validity.law_of_sum(found, law)
         np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-29)
         np.testing.assert_allclose(
-            validity._law(700, 13, 80), betabinom.pmf(np.arange(701), 700, 13, 67), rtol=1e-9
+            validity.law_of_errors(700, 13, 80), betabinom.pmf(np.arange(701), 700, 13, 67), rtol=1e-9
         )
 
 

@@ -294,7 +294,9 @@ def _true_label_p_values(
 def _row(delta: float, p_n: np.ndarray, sample: _Sample) -> AuditRow:
     errors = int((p_n <= delta).sum())
     below = np.array([_cells_within(delta, int(cells), sample.smooth) for cells in sample.cells])
-    law = reduce(_law_of_sum, (_law(*sizes) for sizes in zip(sample.items, below, sample.cells, strict=True)))
+    law = reduce(
+        law_of_sum, (law_of_errors(*sizes) for sizes in zip(sample.items, below, sample.cells, strict=True))
+    )
     low, high = np.searchsorted(law.cumsum(), [0.025, 0.975]) / len(p_n)
     return AuditRow(
         delta=float(delta),
@@ -318,7 +320,7 @@ def _cells_within(delta: float, cells: int, smooth: bool) -> int:
     return k + 1 if smooth and k / cells < delta else k
 
 
-def _law(items: int, below: int, cells: int) -> np.ndarray:
+def law_of_errors(items: int, below: int, cells: int) -> np.ndarray:
     """Return the probabilities of 0, ..., items errors: BetaBinomial(items, below, cells - below)."""
     from scipy.special import betaln  # scipy.stats has the law, and takes a second to import
 
@@ -330,7 +332,7 @@ def _law(items: int, below: int, cells: int) -> np.ndarray:
     return np.exp(log_ways + betaln(errors + below, items - errors + above) - betaln(below, above))
 
 
-def _law_of_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def law_of_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the probabilities of the sum of two independent numbers of errors.
 
     What is less probable by thirty orders of magnitude than the most probable number is left out: of a hundred

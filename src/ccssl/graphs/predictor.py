@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from ccssl.conformal.calibration import CalibrationConfig
-from ccssl.conformal.validity import _law, _law_of_sum
+from ccssl.conformal.validity import law_of_errors, law_of_sum
 from ccssl.credal.possibility import Normalization, as_dense
 from ccssl.errors import InputError
 from ccssl.graphs.calibration import TailCalibration, candidate_scores
@@ -428,11 +428,13 @@ def coverage_band_of_groups(
     """
     missed = np.maximum(np.ceil(delta * (calibration + 1) * (1 - 1e-12)).astype(np.int64) - 1, 0)
     laws = [
-        _law_together(*(_law(int(facts), int(k), int(n) + 1) for k, n in zip(missed_2, sizes_2, strict=True)))
+        _law_together(
+            *(law_of_errors(int(facts), int(k), int(n) + 1) for k, n in zip(missed_2, sizes_2, strict=True))
+        )
         for facts, missed_2, sizes_2 in zip(fresh, missed.T, calibration.T, strict=True)
         if facts
     ]
-    below = reduce(_law_of_sum, laws).cumsum()
+    below = reduce(law_of_sum, laws).cumsum()
     queries = 2 * fresh.sum()
     least, most = (float(np.searchsorted(below, tail)) for tail in ((1 - level) / 2, (1 + level) / 2))
     return float(1 - most / queries), float(1 - least / queries)
