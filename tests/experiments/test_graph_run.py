@@ -243,6 +243,9 @@ def test_a_run_is_read_back_as_its_checkpoint_left_it(tmp_path):
     with pytest.raises(InputError, match="not the folder of a run"):
         load_run(tmp_path)
     (tmp_path / "run" / "checkpoint" / "state.json").unlink()
+    with pytest.raises(InputError, match="is finished, but its checkpoint is gone"):
+        load_run(tmp_path / "run", toy_graph())
+    (tmp_path / "run" / "result.json").unlink()
     with pytest.raises(InputError, match="has no checkpoint yet: finish the run with ccssl graph train --resume"):
         load_run(tmp_path / "run", toy_graph())
     with pytest.raises(InputError, match="holds no finished run"):

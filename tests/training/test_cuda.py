@@ -3,11 +3,11 @@
 import pytest
 import torch
 from toy import toy_config, toy_data
+from toy_graph import toy_config as toy_graph_config
 
 from ccssl.experiments import graph_run
 from ccssl.experiments.run import prepare, read_result, split_of, train
 from ccssl.graphs.config import METHODS as GRAPH_METHODS
-from ccssl.graphs.config import GraphConfig
 from ccssl.images.sources import load
 from ccssl.methods import METHODS
 from ccssl.training import checkpoint
@@ -80,7 +80,9 @@ def test_a_run_that_was_stopped_ends_as_if_it_were_not(tmp_path, monkeypatch):
 @pytest.mark.parametrize("method", GRAPH_METHODS)
 def test_link_predictors_learn_what_they_learn_on_the_cpu(tmp_path, method):
     def mrr(device):
-        config = GraphConfig(dataset="nations", method=method, dim=32, epochs=20, eval_every=20, device=device)
+        config = toy_graph_config(
+            dataset="nations", method=method, dim=32, batch=256, epochs=20, eval_every=20, device=device
+        )
         return graph_run.train(config, tmp_path / device, quiet=True)["validation"]["mrr"]
 
     assert mrr("cuda") == pytest.approx(mrr("cpu"), abs=0.03)
