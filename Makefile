@@ -37,6 +37,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	@touch $@
 
+# TorchCP asks for torchsort, which needs a compiler of the same CUDA as torch; what is measured does without.
+$(VENV)/.installed-bench: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m pip install --quiet --no-deps 'torchcp>=1.2'
+	@touch $@ $(VENV)/.installed
+
 # the stamp of a named extra: .installed-dev, .installed-bench, .installed-docs
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$*]'
