@@ -21,11 +21,11 @@ result. Where levels outnumber classes most buckets are empty, and marks tell wh
 which sort faster, round the possibility; classes that share a step are put in order afterwards (``_settle``).
 
 *Many classes* (``_sift``). Few of them can be a vertex, and only those are sorted. As if pi had few levels, masses
-are added into buckets, here on a grid over the square root of pi. After each bucket the sum of masses is known, and
-the possibility up to the width of the bucket; the hull over some of these points, each taken at its highest, lies
-nowhere below the true one. A bucket whose lower right corner lies above that hull holds no vertex, and its mass goes
-as a whole to the next class that may be one. The margin is far above rounding, so that the result does not depend
-on the sieve.
+are added into buckets, here on a grid over the fourth root of pi, since most are small. After each bucket the sum of
+masses is known, and the possibility up to the width of the bucket; the hull over some of these points, each taken at
+its highest, lies nowhere below the true one. A bucket whose lower right corner lies above that hull holds no vertex,
+and its mass goes as a whole to the next class that may be one. The margin is far above rounding, so that the result
+does not depend on the sieve.
 
 A row is solved again from its logits where the last block's mass is so small that q has lost digits or all of
 itself (``_solve_log``): the model then gives next to nothing to every class that pi leaves possible.
@@ -64,7 +64,7 @@ SORT_WORK = 1 << 16  # numbers sorted at once: bounds the extra memory
 EXP_WORK = 1 << 12  # numbers whose exponential is taken at once: they stay in the fastest cache
 FEW = 16  # blocks that are merged one by one
 SIFT = 2_500  # classes from which it pays to find out which of them to sort
-CLASSES_PER_BUCKET = 4  # in the mean
+CLASSES_PER_BUCKET = 2  # in the mean
 MOST_BUCKETS = 1 << 16
 STRIDE = 4  # buckets from one point of the sieve's hull to the next
 LOWER_HALF = 0xFFFFFFFF  # of a key of 64 bits: the class
@@ -476,6 +476,12 @@ def _settle(pi_NK: np.ndarray, good_N: np.ndarray, bits: int, key_NK: np.ndarray
 
 
 @_jit
+def _bucket(degree: np.float32, scale: np.float32) -> np.int32:
+    """Return where a possibility lies on the grid of the sieve."""
+    return np.int32(np.sqrt(np.sqrt(degree)) * scale)
+
+
+@_jit
 def _sift(
     pi_NK: np.ndarray,
     e_NK: np.ndarray,
@@ -495,7 +501,7 @@ def _sift(
     bits_NK = pi_NK.view(np.int32)
     scale = np.float32(J)
     mass_J, x_J, open_J = np.empty(J + 1), np.empty(J + 1), np.empty(J + 1, np.uint8)
-    edge_J = (np.arange(J + 2) / J) ** 2  # bucket j holds possibilities from edge j to edge j + 1
+    edge_J = (np.arange(J + 2) / J) ** 4  # bucket j holds possibilities from edge j to edge j + 1
     low_J = edge_J * (1 - 4e-6)
     room = J // STRIDE + 2
     top_B, mass_B, last_B = np.empty(room), np.empty(room), np.empty(room, np.int64)
@@ -509,7 +515,7 @@ def _sift(
 
         # As if pi had few levels.
         for k in range(K):
-            bucket_K[k] = np.int32(np.sqrt(pi_K[k]) * scale)
+            bucket_K[k] = _bucket(pi_K[k], scale)
         highest = bucket_K[0]
         for k in range(K):
             highest = max(highest, bucket_K[k])
@@ -610,7 +616,7 @@ def _gather_sifted(
     before = np.uint32(0)
     for i in range(len(e_C)):
         degree = pair_C[2 * i + UPPER_HALF]
-        bucket = np.uint32(np.int32(np.sqrt(degree) * scale))
+        bucket = np.uint32(_bucket(degree, scale))
         e_C[i] = e_K[key_C[i] & LOWER_HALF]
         top_B[i], last_B[i] = float(degree) if degree < 1 else 1.0, i
         mass_B[i] = e_C[i] + carry_J[bucket] * (bucket > before)  # no branch, it could not be foreseen
