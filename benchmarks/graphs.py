@@ -45,7 +45,7 @@ PLAIN: dict[str, Any] = {
     "dropout": 0.0,
     "batch_of": "facts",
     "mu": 4.0,
-    "teacher": None,
+    "teacher": "own",
     "align": False,
     "patience": 0,
 }

@@ -54,7 +54,7 @@ def toy_config(**changes: Any) -> GraphConfig:
         "lambda_u": 0.5,
         "ramp_up": 2,
         "mu": 2.0,
-        "teacher": None,
+        "teacher": "own",
         "calibrate_every": 1,
         "per_relation": False,
         "min_p_value": 0.0,

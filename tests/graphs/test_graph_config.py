@@ -24,7 +24,7 @@ from ccssl.graphs.config import METHODS, GraphConfig
         ({"optimizer": "sgd"}, "optimizer must be one of adam, adagrad"),
         ({"schedule": "step"}, "schedule must be one of constant, cosine"),
         ({"select": "first"}, "select must be one of best, last"),
-        ({"teacher": "parent"}, "teacher must be one of model, snapshot, ema, got 'parent'"),
+        ({"teacher": "parent"}, "teacher must be one of model, snapshot, ema, own, got 'parent'"),
         ({"split": "40-60"}, "split must be all, or numbers such as"),
         ({"dim": 0}, "dim must be at least 1, got 0"),
         ({"batch": 0}, "batch must be at least 1"),

@@ -26,7 +26,7 @@ from ccssl.experiments import course
 from ccssl.experiments import folder as run_folder
 from ccssl.experiments.config import config_text, differences, read_config, typed
 from ccssl.experiments.course import Stopped
-from ccssl.graphs.config import GraphConfig
+from ccssl.graphs.config import OWN, GraphConfig
 from ccssl.graphs.files import load_graph
 from ccssl.graphs.ranking import TIES, Ranks
 from ccssl.graphs.splits import GraphSplit, split_of
@@ -103,6 +103,8 @@ def split_record(graph: Graph, split: GraphSplit) -> dict[str, Any]:
 
 def config_from(values: Mapping[str, Any]) -> GraphConfig:
     """Return a configuration from plain data; unknown names and wrong types are refused."""
+    if "teacher" in values and values["teacher"] is None:  # as runs had it before the teacher had a name of its own
+        values = {**values, "teacher": OWN}
     return GraphConfig(**typed(values, GraphConfig))
 
 

@@ -28,6 +28,7 @@ OPTIMIZERS = ("adam", "adagrad")
 SCHEDULES = ("constant", "cosine")
 SELECTIONS = ("best", "last")
 ALL = "all"  # the split that labels every fact
+OWN = "own"  # the teacher that the method has by itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,8 @@ class GraphConfig:
     lambda_u: float = setting(0.3, "weight of the loss on unlabeled queries")
     ramp_up: int = setting(50, "epochs in which that weight rises from 0")
     mu: float = setting(2.0, "unlabeled queries for each labeled row of a batch, at most; else all once an epoch")
-    teacher: str | None = setting(
-        "ema", f"who predicts unlabeled queries: {', '.join(TEACHERS)}; the method's own if not given"
+    teacher: str = setting(
+        "ema", f"who predicts unlabeled queries: {', '.join(TEACHERS)}, or {OWN}, the method's own"
     )
     calibrate_every: int = setting(1, "epochs between two refreshes of snapshot and calibration")
     per_relation: bool = setting(False, "calibrate each relation and direction by itself")
@@ -101,8 +102,8 @@ class GraphConfig:
                 raise InputError(
                     f"{name} must be one of {', '.join(known)}, got {value!r}.{did_you_mean(str(value), known)}"
                 )
-        if self.teacher is not None and self.teacher not in TEACHERS:
-            raise InputError(f"teacher must be one of {', '.join(TEACHERS)}, got {self.teacher!r}.")
+        if self.teacher not in (*TEACHERS, OWN):
+            raise InputError(f"teacher must be one of {', '.join((*TEACHERS, OWN))}, got {self.teacher!r}.")
         for name in ("dim", "batch", "epochs", "calibrate_every", "eval_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}.")

@@ -47,7 +47,7 @@ from ccssl.credal.possibility import Possibility
 from ccssl.errors import InputError
 from ccssl.graphs.alignment import TailAlignment
 from ccssl.graphs.calibration import TailCalibration, all_scores, candidate_scores
-from ccssl.graphs.config import GraphConfig
+from ccssl.graphs.config import OWN, GraphConfig
 from ccssl.graphs.known import Known, Places
 from ccssl.graphs.ranking import ENTRIES, Ranks, filtered_ranks, pieces
 from ccssl.graphs.scorers import SCORERS, Multiplicative
@@ -98,7 +98,7 @@ class Training:
         if config.align and len(self.pool):
             self.asked = self._asked()
             self.alignment = TailAlignment(self.asked, entities, relations).to(self.device)
-        self.teacher = config.teacher or method.teacher
+        self.teacher = method.teacher if config.teacher == OWN else config.teacher
 
         self.ema = Ema(self.scorer, config.ema)
         keeps_snapshot = method.uses_unlabeled and self.teacher != "model"

@@ -78,7 +78,7 @@ LINK_SETTINGS: Settings = {
     "lambda_u": 1.0,
     "ramp_up": 0,
     "mu": 4.0,
-    "teacher": None,
+    "teacher": "own",
     "calibrate_every": 1,
     "per_relation": False,
     "min_p_value": 0.0,
